@@ -30,8 +30,9 @@ var ErrSentinels = errors.New("no sentinel tells where the master is")
 var ErrRefused = errors.New("it refuses what gateways write")
 
 // IsAboutPassword reports whether an error says that Redis wants another user or another password.
+// To a long call of a client without a password, Redis 7 answers that it is "unauthenticated".
 func IsAboutPassword(reason string) bool {
-	return strings.Contains(reason, "WRONGPASS") || strings.Contains(reason, "NOAUTH")
+	return slices.ContainsFunc([]string{"WRONGPASS", "NOAUTH", "unauthenticated"}, func(word string) bool { return strings.Contains(reason, word) })
 }
 
 // pingKeys are one key of each part of the state that gateways share: the limits, the usage, and
@@ -52,6 +53,7 @@ var remedies = []struct {
 }{
 	{[]string{"READONLY", "NOREPLICAS", "MASTERDOWN"}, "Name the master in `redis`, or its sentinels, and look whether it has its replicas."},
 	{[]string{"OOM "}, "Give Redis more memory (`maxmemory`), or remove what others keep there."},
+	{[]string{"LOADING"}, "Wait until Redis has read its data from its disk."},
 	{[]string{"MISCONF"}, "Look at the log of Redis: it cannot write to its disk."},
 	{[]string{"MOVED", "CROSSSLOT"}, "Redis is a cluster: name several of its nodes in `redis`, with commas between them. One name may stand there twice."},
 	{[]string{"CLUSTERDOWN", "TRYAGAIN", "non local key"}, "Look at `CLUSTER INFO` of Redis: a part of the cluster has no master, or is just moved."},

@@ -43,6 +43,25 @@ func TestRightsOfAUser(t *testing.T) {
 	eventually(t, "the log tells once of the subscription", func() bool { return logs.FilterMessageSnippet("refuses a subscription").Len() == 1 })
 }
 
+// TestAPasswordThatIsNotGiven: what Redis answers to a gateway without a password is known to be
+// about the password, so the operator does not read that Redis may be slow.
+func TestAPasswordThatIsNotGiven(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	if err := server.Client().ConfigSet(t.Context(), "requirepass", "secret").Err(); err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(Config{Server: Server{URL: redistest.URL(server)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runStore(t, s)
+	eventually(t, "it has tried", func() bool { return s.Status().Errors > 0 })
+	if answer := s.Status().LastError; !IsAboutPassword(answer) {
+		t.Error(answer)
+	}
+}
+
 // TestASubscriptionWithoutAnAnswer: a Redis that falls silent has refused nothing.
 func TestASubscriptionWithoutAnAnswer(t *testing.T) {
 	t.Parallel()

@@ -140,26 +140,19 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
 		applied: map[string]appliedDeployment{}, claims: map[string]claimCheck{},
 	}
-	k.deployments = newWatchStore[*appsv1.Deployment](k.onWatchEvent("deployments"))
-	k.groupSets = newWatchStore[*appsv1.Deployment](k.onWatchEvent("leaderworkersets"))
-	k.budgets = newWatchStore[*policyv1.PodDisruptionBudget](k.onWatchEvent("poddisruptionbudgets"))
-	k.jobs = newWatchStore[*batchv1.Job](k.onWatchEvent("jobs"))
-	k.pods = newWatchStore[*corev1.Pod](k.onWatchEvent("pods"))
-	k.leases = newWatchStore[*coordinationv1.Lease](k.onWatchEvent("leases"))
+	onEvent := func() { signal(k.observeSignal) }
+	k.deployments = newWatchStore[*appsv1.Deployment](onEvent)
+	k.groupSets = newWatchStore[*appsv1.Deployment](onEvent)
+	k.budgets = newWatchStore[*policyv1.PodDisruptionBudget](onEvent)
+	k.jobs = newWatchStore[*batchv1.Job](onEvent)
+	k.pods = newWatchStore[*corev1.Pod](onEvent)
+	k.leases = newWatchStore[*coordinationv1.Lease](onEvent)
 	k.ownLease = &gatewayLease{
 		client: client.CoordinationV1().Leases(namespace), identity: c.Identity, labels: k.labels(), interval: c.Renew,
 		name:    "sluice-" + c.Name + "-gw-" + slug(c.Identity, maxSlugLength) + "-" + hashPrefix(c.Identity, 6),
 		content: k.leaseRecord, onWritten: k.onLeaseWritten, writeSignal: make(chan struct{}, 1),
 	}
 	return k, nil
-}
-
-// onWatchEvent returns the function that the watch of a kind calls after each event.
-func (c *cluster) onWatchEvent(kind string) func() {
-	return func() {
-		c.health.clear("watch " + kind)
-		signal(c.observeSignal)
-	}
 }
 
 // onLeaseWritten is called after each write of this gateway's lease with the result of the write.
@@ -202,7 +195,7 @@ func (c *cluster) run(ctx context.Context) {
 	ours := selector(c.labels())
 	watch := func(resource, selector string, client rest.Interface, kind any, store cache.ReflectorStore) {
 		w := watchTarget{client: client, resource: resource, namespace: c.location.namespace, selector: selector, kind: kind}
-		working.Go(func() { watchObjects(ctx, w, store, func(err error) { c.health.fail("watch "+resource, err) }) })
+		working.Go(func() { watchObjects(ctx, w, store, func(err error) { c.health.set("watch "+resource, err) }) })
 	}
 	watch("deployments", ours, c.client.AppsV1().RESTClient(), &appsv1.Deployment{}, c.deployments)
 	watch("poddisruptionbudgets", ours, c.client.PolicyV1().RESTClient(), &policyv1.PodDisruptionBudget{}, c.budgets)

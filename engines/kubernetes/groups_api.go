@@ -22,6 +22,9 @@ import (
 // got them, or that does not let the gateway see them.
 const groupsRetry = 10 * time.Second
 
+// watchingGroups is what health calls the watch of LeaderWorkerSets.
+const watchingGroups = "watch leaderworkersets"
+
 // leaderStore keeps LeaderWorkerSets as the Deployments of their leaders.
 type leaderStore struct {
 	*watchStore[*appsv1.Deployment]
@@ -73,7 +76,11 @@ func (c *cluster) watchGroups(ctx context.Context) {
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.LabelSelector = own
-			return c.groupsAPI.Watch(ctx, o)
+			events, err := c.groupsAPI.Watch(ctx, o)
+			if err == nil {
+				c.health.clear(watchingGroups)
+			}
+			return events, err
 		},
 	}
 	store := leaderStore{watchStore: c.groupSets, listed: func() { c.setGroupsFault(nil) }}
@@ -91,7 +98,7 @@ func (c *cluster) watchGroups(ctx context.Context) {
 func (c *cluster) onGroupsError(err error) time.Duration {
 	var answer apierrors.APIStatus
 	if !errors.As(err, &answer) {
-		c.health.fail("watch leaderworkersets", err)
+		c.health.fail(watchingGroups, err)
 		return retryDelay / 2
 	}
 	missing := apierrors.IsNotFound(err)
@@ -99,7 +106,7 @@ func (c *cluster) onGroupsError(err error) time.Duration {
 	case missing:
 		err = errors.New("the cluster has no LeaderWorkerSets (leaderworkerset.x-k8s.io/v1), which hosts needs: install LeaderWorkerSet, or remove hosts")
 	case !apierrors.IsForbidden(err):
-		c.health.fail("watch leaderworkersets", err)
+		c.health.fail(watchingGroups, err)
 		return retryDelay / 2
 	}
 	c.setGroupsFault(err)

@@ -103,7 +103,8 @@ type Status struct {
 	Clusters []ClusterStatus
 	// Faults tells, by model, why no Deployment can be rendered for the model.
 	Faults map[string]string
-	// Blocked tells, by model, why the cluster does not create all pods.
+	// Blocked tells, by model, why the cluster does not do all that the model needs, such as to
+	// create its pods.
 	Blocked map[string]string
 }
 

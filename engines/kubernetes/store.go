@@ -8,6 +8,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 )
@@ -144,13 +145,22 @@ type watchTarget struct {
 }
 
 // watchObjects keeps the store up to date until ctx ends. While the API is unreachable the store
-// keeps its content. failed is called with each error.
-func watchObjects(ctx context.Context, w watchTarget, s cache.ReflectorStore, failed func(error)) {
+// keeps its content. told is called with each error, and with nil when a watch has begun: a user
+// who may only list the objects has them, but is told of no change.
+func watchObjects(ctx context.Context, w watchTarget, s cache.ReflectorStore, told func(error)) {
 	source := cache.NewFilteredListWatchFromClient(w.client, w.resource, w.namespace, func(o *metav1.ListOptions) { o.LabelSelector = w.selector })
+	begin := source.WatchFuncWithContext
+	source.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		events, err := begin(ctx, o)
+		if err == nil {
+			told(nil)
+		}
+		return events, err
+	}
 	reflector := newReflector(w.resource, source, w.kind, s)
 	for ctx.Err() == nil {
 		if err := reflector.ListAndWatchWithContext(ctx); err != nil && ctx.Err() == nil {
-			failed(err)
+			told(err)
 		}
 		pause(ctx, retryDelay/2)
 	}

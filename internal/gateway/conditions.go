@@ -374,14 +374,20 @@ func (g *Gateway) kubernetesConditions() []condition.Condition {
 				fmt.Sprintf("Model %s cannot be launched on Kubernetes: %s.", model, sentence(why))))
 		}
 		for model, why := range s.Blocked {
-			all = append(all, condition.Fault(condition.KubernetesFault, model, "TooFewPods",
-				fmt.Sprintf("Model %s has too few pods: %s.", model, sentence(why))))
+			all = append(all, blockedCondition(model, why))
 		}
 	}
 	if g.launchers.resources != nil {
 		all = append(all, g.launchers.resources.conditions()...)
 	}
 	return all
+}
+
+// blockedCondition is for a model of which something in Kubernetes is not as it should be. It may
+// have all of its pods, or more, if only its budget or the end of older pods is refused.
+func blockedCondition(model, why string) condition.Condition {
+	return condition.Fault(condition.KubernetesFault, model, "Blocked",
+		fmt.Sprintf("Kubernetes does not do all that model %s needs: %s.", model, sentence(why)))
 }
 
 // fileLimitConditions tells whether the gateway itself has nearly no descriptors left.

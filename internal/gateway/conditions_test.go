@@ -117,6 +117,10 @@ func TestO3_AStartIsNoWarning(t *testing.T) {
 	if len(all) != 1 || all[0].Reason != "Refused" || !strings.HasPrefix(all[0].Action, "Name the master") || strings.Contains(all[0].Message, "slow") {
 		t.Errorf("%+v", all)
 	}
+	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "LOADING Redis is loading the dataset in memory"})
+	if len(all) != 1 || all[0].Reason != "Refused" || !strings.HasPrefix(all[0].Action, "Wait until") || strings.Contains(all[0].Message, "slow") {
+		t.Errorf("%+v", all)
+	}
 	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "redis: the store has lost its state"})
 	if len(all) != 1 || !strings.Contains(all[0].Action, "noeviction") {
 		t.Errorf("%+v", all)
@@ -124,6 +128,15 @@ func TestO3_AStartIsNoWarning(t *testing.T) {
 	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "no answer within 50ms"})
 	if len(all) != 1 || all[0].Severity == condition.Info || all[0].Reason != "NoAnswer" {
 		t.Errorf("%+v", all)
+	}
+}
+
+// TestU16_WhatKubernetesRefusesMayBeNoPod: a model whose disruption budget is refused has its pods,
+// so the condition does not speak of pods by itself.
+func TestU16_WhatKubernetesRefusesMayBeNoPod(t *testing.T) {
+	c := blockedCondition("chat", `poddisruptionbudgets.policy is forbidden`)
+	if want := "Kubernetes does not do all that model chat needs: poddisruptionbudgets.policy is forbidden."; c.Reason != "Blocked" || c.Message != want {
+		t.Errorf("%+v, want %s", c, want)
 	}
 }
 

@@ -23,8 +23,25 @@ const (
 // gateway serves without it: only tasks and the starts of processes need it.
 func (g *Gateway) watchState(ctx context.Context) error {
 	for {
+		checked := make(chan error, 1)
+		go func() { checked <- g.dir.CheckWritable() }()
+		var err error
+		select {
+		case <-ctx.Done():
+			return nil
+		case err = <-checked:
+		case <-time.After(stateCheckInterval):
+			g.conditions.Set(condition.StateNotWritable, "", "WriteHangs", fmt.Sprintf(
+				"A write in the state directory %s has not ended for %v: its disk, or its file server, does not answer. Tasks, drains, "+
+					"changes of limits and starts of processes wait for it.", g.dir.Path(), stateCheckInterval))
+			select {
+			case <-ctx.Done():
+				return nil
+			case err = <-checked:
+			}
+		}
 		wait := stateCheckInterval
-		if err := g.dir.CheckWritable(); err != nil {
+		if err != nil {
 			wait = stateRetryInterval
 			g.reportState(err)
 		} else {

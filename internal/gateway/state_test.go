@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/envoy"
 	"github.com/sluice-gateway/sluice/internal/condition"
@@ -80,6 +82,39 @@ func TestX5_StateNotWritable(t *testing.T) {
 			t.Errorf("condition %+v although writing works again", c)
 		}
 	})
+}
+
+// The condition tells that a write does not end, as on a file server that has gone. It is over when
+// the write has ended.
+func TestX5_AWriteThatDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), configOf(t, path, "acme", "old", "5"))
+	pipe := filepath.Join(path, "writable.probe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil { // whoever opens it to write waits for a reader
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- g.watchState(ctx) }()
+	status := func(want condition.Status) {
+		t.Helper()
+		testutil.Eventually(t, "the condition is "+string(want), func() bool {
+			c := conditionOf(g, condition.StateNotWritable)
+			return c.Status == want && (want == condition.False || c.Reason == "WriteHangs" && strings.Contains(c.Message, path))
+		})
+	}
+	status(condition.True)
+	reader, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	status(condition.False)
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
 
 // The condition tells that somebody has removed the files of the directory, although new ones can

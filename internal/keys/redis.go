@@ -246,14 +246,22 @@ func (r *shared) LoadUses(ctx context.Context) (map[string]time.Time, error) {
 	return all, nil
 }
 
-// SaveUses implements Backend.
+// SaveUses implements Backend. The clock of a gateway may be wrong, so uses are stored by that of
+// Redis. A use that lies ahead of it gives way: no later one would take its place.
 func (r *shared) SaveUses(ctx context.Context, uses map[string]time.Time) error {
-	add := redis.ZAddArgs{GT: true}
-	for key, at := range uses {
-		add.Members = append(add.Members, redis.Z{Member: key, Score: float64(at.Unix())})
-	}
-	if err := r.client.ZAddArgs(ctx, redisUses, add).Err(); err != nil {
+	now, err := r.client.Time(ctx).Result()
+	if err != nil {
 		return err
 	}
-	return r.client.ZRemRangeByRank(ctx, redisUses, 0, -maxUses-1).Err()
+	wrong := time.Until(now).Round(time.Minute) // uses are known to the minute
+	add := redis.ZAddArgs{GT: true}
+	for key, at := range uses {
+		add.Members = append(add.Members, redis.Z{Member: key, Score: float64(at.Add(wrong).Unix())})
+	}
+	pipe := r.client.Pipeline()
+	pipe.ZRemRangeByScore(ctx, redisUses, strconv.FormatInt(now.Add(time.Minute).Unix(), 10), "+inf")
+	pipe.ZAddArgs(ctx, redisUses, add)
+	pipe.ZRemRangeByRank(ctx, redisUses, 0, -maxUses-1)
+	_, err = pipe.Exec(ctx)
+	return err
 }

@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -85,6 +86,48 @@ func TestB4_ADamagedKeyBlocksNoOther(t *testing.T) {
 		s.want(t, "after the revocations", "three")
 		if _, err := s.Fault(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// clockOff has Redis tell a time that is off, as a gateway reads it whose own clock is wrong.
+type clockOff time.Duration
+
+func (clockOff) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+func (off clockOff) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error {
+		err := next(ctx, cmd)
+		if told, ok := cmd.(*goredis.TimeCmd); ok && err == nil {
+			told.SetVal(told.Val().Add(time.Duration(off)))
+		}
+		return err
+	}
+}
+
+func (clockOff) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return next
+}
+
+// TestB4_UsesOfAGatewayWhoseClockIsWrong: a gateway whose clock is wrong stores a use when it was,
+// and not when that clock says. A use that lies ahead, of an earlier release, does not stay.
+func TestB4_UsesOfAGatewayWhoseClockIsWrong(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for _, off := range []time.Duration{-40 * 24 * time.Hour, 0, 40 * 24 * time.Hour} {
+		c := server.Client()
+		c.AddHook(clockOff(off))
+		minute := time.Now().Truncate(time.Minute)
+		ahead := float64(time.Now().Add(off).Add(time.Hour).Unix())
+		if err := c.ZAdd(t.Context(), redisUses, goredis.Z{Member: "acme/one", Score: ahead}).Err(); err != nil {
+			t.Fatal(err)
+		}
+		b := Redis(c, nil)
+		if err := b.SaveUses(t.Context(), map[string]time.Time{"acme/one": minute}); err != nil {
+			t.Fatal(err)
+		}
+		if all, err := b.LoadUses(t.Context()); err != nil || !all["acme/one"].Equal(minute.Add(off)) {
+			t.Errorf("Redis is ahead by %v: %v, %v, want %v", off, all, err, minute.Add(off))
 		}
 	}
 }

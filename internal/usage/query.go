@@ -46,8 +46,9 @@ const DimensionsRule = "must be a list of tenant, key, model, hour, day and mont
 type Question struct {
 	// From and To are the period. Usage is kept by the hour, so From is taken as the beginning of
 	// its hour, or of its day where only days are kept. To is taken as the end of its hour. A zero
-	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is ahead. Usage
-	// that this gateway counted by a clock that was ahead is before that To.
+	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is ahead. The
+	// answer then also has what was counted by a clock that is or was ahead. Of other gateways it has
+	// a day of that.
 	From, To time.Time
 	// By are the dimensions that the answer is grouped by.
 	By []Dimension
@@ -94,7 +95,7 @@ func (l *Ledger) Query(ctx context.Context, q Question) Answer {
 	}
 	from, to := hourOf(q.From), hourOf(q.To.Add(time.Hour-1))
 	first := max(from, l.keep().first(hourOf(l.clock.now()))) // a journal may have older rows until they are dropped
-	sums := &groups{by: q.By, from: first, to: to, sums: map[string]*Item{}}
+	sums := &groups{by: q.By, from: first, to: to, end: to, sums: map[string]*Item{}}
 	if untilNow {
 		sums.to = math.MaxInt64
 	}
@@ -103,14 +104,11 @@ func (l *Ledger) Query(ctx context.Context, q Question) Answer {
 	sums.addTable(l.table)
 	l.mu.Unlock()
 	_ = l.Flush() // it has logged its error; the answer is right without the journal
-	if untilNow {
-		sums.to = max(to, sums.end)
-	}
-	a := Answer{From: period{start: from}.time(), To: period{start: sums.to}.time(), AsOf: time.Now().UTC(), Missing: l.others.missing()}
+	a := Answer{From: period{start: from}.time(), AsOf: time.Now().UTC(), Missing: l.others.missing()}
 	if l.shared != nil {
 		l.shared.remoteUsage(ctx, others, &a, sums)
 	}
-	a.Items, a.Complete = sums.items(), len(a.Missing) == 0
+	a.To, a.Items, a.Complete = period{start: sums.end}.time(), sums.items(), len(a.Missing) == 0
 	return a
 }
 
@@ -125,7 +123,7 @@ func later(a, b time.Time) time.Time {
 type groups struct {
 	by       []Dimension
 	from, to int64
-	// end is the first hour after the rows that were added.
+	// end is the end of the period in hours. A row that ends later moves it.
 	end  int64
 	sums map[string]*Item
 }
@@ -140,8 +138,8 @@ func (g *groups) addTable(t table) {
 // addRow adds a row if its hour or day has one of the hours.
 func (g *groups) addRow(k rowKey, c Counts) {
 	if k.end() > g.from && k.start < g.to {
+		g.end = max(g.end, min(k.end(), g.to))
 		g.add(k, c)
-		g.end = max(g.end, k.end())
 	}
 }
 

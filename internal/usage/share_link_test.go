@@ -76,6 +76,26 @@ func TestB3_AClockThatIsBehind(t *testing.T) {
 	}
 }
 
+// TestB3_AClockThatIsAhead: the clock of another gateway is three hours ahead. An answer until now
+// has its usage, and says until which hour. An answer with an end has what was counted before it.
+func TestB3_AClockThatIsAhead(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	other, l := shared(t, t.TempDir(), server), shared(t, t.TempDir(), server)
+	at := time.Now().Add(3 * time.Hour)
+	other.Add(acme, OfRequest(1, 0, 1, true), at)
+	publish(t, other, l)
+	for name, c := range map[string]struct {
+		to   time.Time
+		want int
+	}{"to now": {want: 1}, "to a time": {time.Now().Add(time.Minute), 0}} {
+		a := l.Query(t.Context(), Question{From: at.Add(-24 * time.Hour), To: c.to})
+		if !a.Complete || len(a.Items) != c.want || a.To.After(at) != (c.want > 0) {
+			t.Errorf("%s: %+v; want %d", name, a, c.want)
+		}
+	}
+}
+
 // TestB3_ADamagedSumKeepsNothingBack: a writer publishes also where the sum of its requests in
 // Redis is no number.
 func TestB3_ADamagedSumKeepsNothingBack(t *testing.T) {

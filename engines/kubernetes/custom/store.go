@@ -41,7 +41,9 @@ type entry struct {
 	raw *unstructured.Unstructured
 }
 
-// watchKind keeps a store up to date until ctx ends. It sets the error of the kind after each call.
+// watchKind keeps a store up to date until ctx ends. It sets the error of the kind after each call
+// that fails, and removes it when a watch has begun: a user who may only list the objects is told
+// of no change.
 func (w *Watcher) watchKind(ctx context.Context, api objectClient, s *store) {
 	objects := api(s.kind)
 	note := func(err error) {
@@ -52,7 +54,9 @@ func (w *Watcher) watchKind(ctx context.Context, api objectClient, s *store) {
 	calls := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			list, err := objects.List(ctx, options)
-			note(err)
+			if err != nil {
+				note(err)
+			}
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {

@@ -92,7 +92,7 @@ func (w *writer) writeAll(ctx context.Context) bool {
 	if failure == nil {
 		w.setError("writing", "")
 	} else {
-		w.setError("writing", "the status of custom resources cannot be written: "+withoutURL(failure).Error())
+		w.setError("writing", "custom resources cannot be written: "+withoutURL(failure).Error())
 	}
 	return left
 }
@@ -113,7 +113,9 @@ func (w *writer) forget(models []entry) {
 // errNotLeader means that this gateway is no longer the leader.
 var errNotLeader = errors.New("this gateway is no longer the leader")
 
+// writeObject writes the patches of an object. A patch that the API rejects holds up no other one.
 func (w *writer) writeObject(ctx context.Context, e entry, patches []patch) error {
+	attempt := writeAttempt{next: time.Now().Add(minWriteInterval)}
 	for _, p := range patches {
 		if !w.isLeader() {
 			return errNotLeader
@@ -121,23 +123,17 @@ func (w *writer) writeObject(ctx context.Context, e entry, patches []patch) erro
 		call, cancel := context.WithTimeout(ctx, callTimeout)
 		_, err := w.api(e.Kind).Patch(call, e.Name, types.MergePatchType, p.data, metav1.PatchOptions{FieldManager: "sluice"}, p.subresources...)
 		cancel()
-		pause := minWriteInterval
 		switch {
-		case err == nil:
-		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err):
 			// The object is gone, or the watch will deliver a newer version.
-			err = nil
+		case isObjectError(err):
+			attempt = writeAttempt{next: time.Now().Add(maxRetryDelay), err: cmp.Or(attempt.err, err)}
 		default:
-			pause = maxRetryDelay
-		}
-		if err == nil || isObjectError(err) {
-			w.attempts[e.raw.GetUID()] = writeAttempt{next: time.Now().Add(pause), err: err}
-		}
-		if err != nil {
 			return err
 		}
 	}
-	return nil
+	w.attempts[e.raw.GetUID()] = attempt
+	return attempt.err
 }
 
 // isObjectError reports whether the API rejected this object, so that others may still be written.

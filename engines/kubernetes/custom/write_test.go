@@ -164,7 +164,7 @@ func TestAPIAway(t *testing.T) {
 		if n := len(c.names()); n < 8 || n > 12 {
 			t.Errorf("%d tries in 10 s", n)
 		}
-		if w.Errors() != "the status of custom resources cannot be written: connection refused" {
+		if w.Errors() != "custom resources cannot be written: connection refused" {
 			t.Errorf("Problem says %q", w.Errors())
 		}
 	})
@@ -218,6 +218,31 @@ func TestLeadershipEndsInTheMiddle(t *testing.T) {
 }
 
 // Models that have pods get the finalizer, and released models lose it. Finalizers of others stay.
+// TestARefusedFinalizerHidesNoStatus: a gateway that may write the status of a model, and not the
+// model, writes the status. The error is not about the status.
+func TestARefusedFinalizerHidesNoStatus(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, c := New(Config{IsLeader: always}), &calls{}
+		c.fail = func(string) error {
+			if strings.Contains(c.made[len(c.made)-1].data, "finalizers") {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "inferencemodels"}, "a", nil)
+			}
+			return nil
+		}
+		writing(t, w, c, object(t, `{"metadata": {"name": "a", "uid": "u", "generation": 1, "resourceVersion": "7"}, "spec": {}}`))
+		w.Report([]Status{{Kind: Model, Name: "a", Phase: "Ready"}})
+		time.Sleep(settleDelay)
+		synctest.Wait()
+		if len(c.made) != 2 || !strings.Contains(c.made[1].data, "Ready") {
+			t.Errorf("%v", c.made)
+		}
+		if says := w.Errors(); !strings.HasPrefix(says, `custom resources cannot be written: inferencemodels "a" is forbidden`) {
+			t.Error(says)
+		}
+	})
+}
+
 func TestFinalizers(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

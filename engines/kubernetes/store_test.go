@@ -1,0 +1,63 @@
+package kubernetes
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+
+	batchv1 "k8s.io/api/batch/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+)
+
+// TestObjectsThatMayOnlyBeListed: a gateway that may list objects and not watch them says so once,
+// and not after each list anew. It is over when a watch begins.
+func TestObjectsThatMayOnlyBeListed(t *testing.T) {
+	var allowed atomic.Bool
+	var refused atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case r.URL.Query().Get("watch") == "":
+			w.Write([]byte(`{"kind":"JobList","apiVersion":"batch/v1","metadata":{"resourceVersion":"1"},"items":[]}`))
+		case allowed.Load():
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		default:
+			refused.Add(1)
+			w.WriteHeader(http.StatusForbidden)
+			w.Write([]byte(`{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403}`))
+		}
+	}))
+	defer server.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	core, logs := observer.New(zap.InfoLevel)
+	h := newHealth(zap.New(core))
+	store := newWatchStore[*batchv1.Job](func() {})
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		target := watchTarget{client: client.BatchV1().RESTClient(), resource: "jobs", namespace: "n", kind: &batchv1.Job{}}
+		watchObjects(ctx, target, store, func(err error) { h.set("watch jobs", err) })
+	}()
+	waitUntil(t, "several refused watches", func() bool { return refused.Load() > 4 })
+	if n := logs.Len(); n != 1 || !store.hasSynced() || h.problem() == "" {
+		t.Errorf("%d lines, %q: %v", n, h.problem(), logs.All())
+	}
+	allowed.Store(true)
+	waitUntil(t, "a watch", func() bool { return h.problem() == "" })
+	stop()
+	<-ended
+	if n := logs.FilterMessage("Kubernetes operation recovered").Len(); n != 1 || logs.Len() != 2 {
+		t.Errorf("%d recovered: %v", n, logs.All())
+	}
+}
