@@ -240,13 +240,11 @@ func merge(sources map[string]Part) *Snapshot {
 	return s
 }
 
-// compareIDs orders replica ids so that chat-2 precedes chat-10.
-func compareIDs(a, b string) int {
-	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
-}
-
+// sort orders the replicas by their ids so that chat-2 precedes chat-10.
 func (m *ModelSnapshot) sort() {
-	slices.SortFunc(m.Replicas, func(a, b Replica) int { return compareIDs(a.ID, b.ID) })
+	slices.SortFunc(m.Replicas, func(a, b Replica) int {
+		return cmp.Or(cmp.Compare(len(a.ID), len(b.ID)), strings.Compare(a.ID, b.ID))
+	})
 }
 
 // share replaces models of s by equal ones of old. If everything is equal, it returns old.

@@ -482,7 +482,7 @@ func (n *Node) republish() {
 // it. Nobody knows when the replica is started again.
 func asFailed(r engines.Replica, why string) engines.Replica {
 	r.State, r.Reason = engines.Failed, why
-	r.PID, r.Address, r.NextStart = 0, noAddress, time.Time{}
+	r.PID, r.Address, r.NextStart = 0, netip.AddrPort{}, time.Time{}
 	return r
 }
 

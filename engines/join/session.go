@@ -34,9 +34,6 @@ var (
 	errSilent   = status.Error(codes.DeadlineExceeded, "the node was silent for too long")
 )
 
-// noAddress is the address of a replica that cannot be reached.
-var noAddress netip.AddrPort
-
 // session is one stream of a node, on the gateway's side.
 type session struct {
 	node   *Node

@@ -121,7 +121,7 @@ type podDrain struct {
 }
 
 // newCluster returns a cluster. It makes no calls.
-func newCluster(c Config, p location, to *rest.Config, namespace string) (*cluster, error) {
+func newCluster(c Config, at location, to *rest.Config) (*cluster, error) {
 	to = rest.CopyConfig(to)
 	to.QPS, to.Burst = 50, 100
 	to.WarningHandler = rest.NoWarnings{}
@@ -134,8 +134,8 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 		return nil, err
 	}
 	k := &cluster{
-		groupsAPI: groups.Resource(groupsResource()).Namespace(namespace),
-		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: location{p.context, namespace},
+		groupsAPI: groups.Resource(groupsResource()).Namespace(at.namespace),
+		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: at,
 		client: client, observeSignal: make(chan struct{}, 1), reconcileSignal: make(chan struct{}, 1), health: newHealth(c.Log),
 		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
 		applied: map[string]appliedDeployment{}, claims: map[string]claimCheck{},
@@ -148,7 +148,7 @@ func newCluster(c Config, p location, to *rest.Config, namespace string) (*clust
 	k.pods = newWatchStore[*corev1.Pod](onEvent)
 	k.leases = newWatchStore[*coordinationv1.Lease](onEvent)
 	k.ownLease = &gatewayLease{
-		client: client.CoordinationV1().Leases(namespace), identity: c.Identity, labels: k.labels(), interval: c.Renew,
+		client: client.CoordinationV1().Leases(at.namespace), identity: c.Identity, labels: k.labels(), interval: c.Renew,
 		name:    "sluice-" + c.Name + "-gw-" + slug(c.Identity, maxSlugLength) + "-" + hashPrefix(c.Identity, 6),
 		content: k.leaseRecord, onWritten: k.onLeaseWritten, writeSignal: make(chan struct{}, 1),
 	}

@@ -302,16 +302,13 @@ func (l *Launcher) clusterFor(ctx context.Context, named string, unreachable map
 
 // newCluster reads the kubeconfig and returns a cluster that is not running yet.
 func (l *Launcher) newCluster(named string) (*cluster, error) {
-	home := location{l.config.Context, l.config.Namespace}
-	p := locationOf(named, home)
-	to, namespace, err := Access{Kubeconfig: l.config.Kubeconfig, Context: p.context}.Connect()
+	at := locationOf(named, location{l.config.Context, l.config.Namespace})
+	to, namespace, err := Access{Kubeconfig: l.config.Kubeconfig, Context: at.context}.Connect()
 	if err != nil {
 		return nil, err
 	}
-	if p.namespace != "" {
-		namespace = p.namespace
-	}
-	c, err := newCluster(l.config, p, to, namespace)
+	at.namespace = cmp.Or(at.namespace, namespace)
+	c, err := newCluster(l.config, at, to)
 	if err != nil {
 		return nil, fmt.Errorf("client of the cluster: %w", err)
 	}

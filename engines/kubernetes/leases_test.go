@@ -163,7 +163,7 @@ func TestLeaseOfThousandsOfPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := newCluster(Config{Identity: "g"}.withDefaults(), location{}, to, s.namespace)
+	c, err := newCluster(Config{Identity: "g"}.withDefaults(), location{namespace: s.namespace}, to)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -221,16 +221,15 @@ func mergeInto(to *map[string]string, from map[string]string) {
 // checkContainer returns an error if the engine version's own template has removed the engine's
 // container or image.
 func checkContainer(d *appsv1.Deployment) error {
-	for _, c := range d.Spec.Template.Spec.Containers {
-		if c.Name != engineContainer {
-			continue
-		}
-		if c.Image == "" {
-			return errors.New("the engine version has no image")
-		}
-		return nil
+	containers := d.Spec.Template.Spec.Containers
+	i := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == engineContainer })
+	switch {
+	case i < 0:
+		return fmt.Errorf("the Deployment has no container %q", engineContainer)
+	case containers[i].Image == "":
+		return errors.New("the engine version has no image")
 	}
-	return fmt.Errorf("the Deployment has no container %q", engineContainer)
+	return nil
 }
 
 // baseDeployment returns the Deployment before the engine version's own template is merged into it.

@@ -110,12 +110,11 @@ func (in install) loader(w Weights) (*batchv1.Job, error) {
 
 func (w Weights) container() corev1.Container {
 	command := []string{"sluice", "fetch", w.Repository, "--cache-dir", w.Path, "--link", w.Link, "--listen", ":" + strconv.Itoa(loaderPort)}
-	for flag, value := range map[string]string{"--endpoint": w.Endpoint, "--revision": w.Revision, "--file": w.File} {
-		if value != "" {
-			command = append(command, flag+"="+value)
+	for _, option := range []struct{ flag, value string }{{"--endpoint", w.Endpoint}, {"--file", w.File}, {"--revision", w.Revision}} {
+		if option.value != "" {
+			command = append(command, option.flag+"="+option.value)
 		}
 	}
-	slices.Sort(command[9:])
 	if w.GGUF {
 		command = append(command, "--gguf")
 	}

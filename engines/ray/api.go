@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 )
@@ -220,8 +221,8 @@ func (c *client) do(ctx context.Context, a call) error {
 // lastLine returns the last line of an error, which says more than the Python stack before it.
 func lastLine(text string) string {
 	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' })
-	for i := len(lines) - 1; i >= 0; i-- {
-		if line := strings.TrimSpace(lines[i]); len(line) > 1 { // Ray may end with a line that is a full stop
+	for _, line := range slices.Backward(lines) {
+		if line = strings.TrimSpace(line); len(line) > 1 { // Ray may end with a line that is a full stop
 			return string([]rune(line)[:min(maxMessage, len([]rune(line)))])
 		}
 	}

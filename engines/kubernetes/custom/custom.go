@@ -200,9 +200,7 @@ func (w *Watcher) newClient() (objectClient, func(), error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if w.config.Namespace != "" {
-		namespace = w.config.Namespace
-	}
+	namespace = cmp.Or(w.config.Namespace, namespace)
 	config.QPS, config.Burst = writeRate, writeBurst
 	config.WarningHandlerWithContext = rest.NoWarnings{}
 	client, err := rest.HTTPClientFor(config)
