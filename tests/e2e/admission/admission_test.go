@@ -240,12 +240,7 @@ func TestE2E_S11_AKeyHasAPriority(t *testing.T) {
 	var answers []<-chan *harness.Answer
 	for i, request := range []struct{ prompt, key string }{{"first", usual.Secret}, {"night", night.Secret}, {"day", usual.Secret}} {
 		answers = append(answers, g.PostLater("/v1/completions", `{"model":"m","prompt":"`+request.prompt+`"}`, "Authorization: Bearer "+request.key))
-		harness.Eventually(t, request.prompt+" is there", func() error {
-			if m := g.Model("m"); m.InFlight+m.Queued != i+1 {
-				return fmt.Errorf("%+v", m)
-			}
-			return nil
-		})
+		g.AwaitModel("m", request.prompt+" is there", func(m harness.Model) bool { return m.InFlight+m.Queued == i+1 })
 	}
 	for range answers {
 		up.Next <- struct{}{}

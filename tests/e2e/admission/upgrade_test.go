@@ -87,12 +87,7 @@ models:
 	if a := g.Post("/renew", fmt.Sprintf(`{"task_id": %q}`, task.Task)); a.StatusCode != 200 {
 		t.Errorf("/renew after the restart: %s", a)
 	}
-	harness.Eventually(t, "one lease is left, that of the task", func() error {
-		if m := g.Model("m"); m.InFlight != 1 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("m", "one lease is left, that of the task", func(m harness.Model) bool { return m.InFlight == 1 })
 	if a := completeTask(g, task.Task); a.StatusCode != 200 {
 		t.Errorf("/complete after the restart: %s", a)
 	}

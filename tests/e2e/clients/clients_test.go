@@ -2,7 +2,6 @@ package clients
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -41,12 +40,7 @@ models:
 	for range 2 {
 		go g.TryPost(ctx, "/v1/chat/completions", harness.ChatBody("busy", true, 1, "x"), "Authorization: Bearer "+key.Secret)
 	}
-	harness.Eventually(t, "busy", func() error {
-		if m := g.Model("busy"); m.InFlight != 1 || m.Queued != 1 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("busy", "busy", func(m harness.Model) bool { return m.InFlight == 1 && m.Queued == 1 })
 	settings := map[string]string{
 		"BASE_URL": g.URL + "/v1", "MODEL": "chat", "EMBED_MODEL": "embed", "AUDIO_MODEL": "speech", "BUSY_MODEL": "busy", "API_KEY": key.Secret,
 		"NODE_MODULES": filepath.Join(testutil.Root(), ".tools", "node", "node_modules"),

@@ -355,12 +355,7 @@ func TestE2E_X6_EvilAnswersOnTheNativeWay(t *testing.T) {
 		_, err := g.TryPost(ctx, harness.ChatPath, harness.ChatBody("one", false, 5, "Hello"))
 		ended <- err
 	}()
-	harness.Eventually(t, "it runs", func() error {
-		if m := g.Model("one"); m.InFlight != 1 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("one", "it runs", func(m harness.Model) bool { return m.InFlight == 1 })
 	cancel()
 	if err := harness.Receive(t, ended, "the request that was cancelled has ended"); err == nil {
 		t.Error("interim responses became an answer")

@@ -20,12 +20,7 @@ import (
 // AwaitQueued waits until exactly n requests wait for the model.
 func (g *Gateway) AwaitQueued(model string, n int) {
 	g.T.Helper()
-	Eventually(g.T, fmt.Sprint(n, " queued"), func() error {
-		if m := g.Model(model); m.Queued != n {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel(model, fmt.Sprint(n, " queued"), func(m Model) bool { return m.Queued == n })
 }
 
 // EnvoyAdmin returns what a GET on Envoy's own admin socket answers.
@@ -157,15 +152,21 @@ func (g *Gateway) Model(name string) Model {
 	return Model{}
 }
 
-// AwaitIdle waits until no request of the model is in flight or queued.
-func (g *Gateway) AwaitIdle(name string) {
+// AwaitModel waits until ok accepts the model. what names in the failure what was awaited.
+func (g *Gateway) AwaitModel(name, what string, ok func(m Model) bool) {
 	g.T.Helper()
-	Eventually(g.T, "idle", func() error {
-		if m := g.Model(name); m.InFlight != 0 || m.Queued != 0 {
+	Eventually(g.T, what, func() error {
+		if m := g.Model(name); !ok(m) {
 			return fmt.Errorf("%+v", m)
 		}
 		return nil
 	})
+}
+
+// AwaitIdle waits until no request of the model is in flight or queued.
+func (g *Gateway) AwaitIdle(name string) {
+	g.T.Helper()
+	g.AwaitModel(name, "idle", func(m Model) bool { return m.InFlight == 0 && m.Queued == 0 })
 }
 
 // AdminText returns the body that a GET on the admin listener answers.
@@ -318,21 +319,11 @@ func EngineMetric(t testing.TB, address, name string) float64 {
 // AwaitReplicas waits until the model has exactly n replicas, in any state.
 func (g *Gateway) AwaitReplicas(model string, n int) {
 	g.T.Helper()
-	Eventually(g.T, fmt.Sprint(n, " replicas of ", model), func() error {
-		if m := g.Model(model); m.Replicas != n {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel(model, fmt.Sprint(n, " replicas of ", model), func(m Model) bool { return m.Replicas == n })
 }
 
 // AwaitReadyReplicas waits until exactly n replicas of the model are ready.
 func (g *Gateway) AwaitReadyReplicas(model string, n int) {
 	g.T.Helper()
-	Eventually(g.T, fmt.Sprint(n, " ready replicas of ", model), func() error {
-		if m := g.Model(model); m.Ready != n {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel(model, fmt.Sprint(n, " ready replicas of ", model), func(m Model) bool { return m.Ready == n })
 }

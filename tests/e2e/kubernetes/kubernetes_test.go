@@ -435,12 +435,7 @@ func TestE2E_N4_S4_RestartWithAStreamAtAPod(t *testing.T) {
 			t.Fatalf("after the restart: %s", a)
 		}
 	}
-	harness.Eventually(t, "the stream at the pod is counted", func() error {
-		if m := g.Model("chat"); m.InFlight != 1 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("chat", "the stream at the pod is counted", func(m harness.Model) bool { return m.InFlight == 1 })
 	k.kubectl("delete", "im", "chat", "--wait=false") // and now its pod leaves Envoy
 	finish()
 }

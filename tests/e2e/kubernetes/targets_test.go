@@ -38,11 +38,8 @@ func TestE2E_U7_TheTargetOfACustomResourceHoldsOverAllGateways(t *testing.T) {
 	}
 	k.awaitOutput("2/2", ready...)
 	for i, g := range gateways {
-		harness.Eventually(t, fmt.Sprint("gateway ", i, " knows why"), func() error {
-			if m := g.Model("chat"); m.InFlight != 2 || m.Scaled.To != 2 || m.Scaled.Reason != "running_target" {
-				return fmt.Errorf("%+v", m)
-			}
-			return nil
+		g.AwaitModel("chat", fmt.Sprint("gateway ", i, " knows why"), func(m harness.Model) bool {
+			return m.InFlight == 2 && m.Scaled.To == 2 && m.Scaled.Reason == "running_target"
 		})
 	}
 	leave()

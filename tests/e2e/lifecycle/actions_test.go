@@ -158,12 +158,7 @@ func TestE2E_O8_DrainsAndScalesOutliveRestarts(t *testing.T) {
 
 func awaitReadyReplicas(g *harness.Gateway, n int) {
 	g.T.Helper()
-	harness.Eventually(g.T, fmt.Sprint(n, " ready replicas"), func() error {
-		if m := g.Model("chat"); m.Ready != n || m.Replicas != n {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("chat", fmt.Sprint(n, " ready replicas"), func(m harness.Model) bool { return m.Ready == n && m.Replicas == n })
 }
 
 // runningID returns the id of the one request that runs or waits in this state.

@@ -211,12 +211,7 @@ func TestE2E_P5_ReplicasComeWithLoadAndGoWithIt(t *testing.T) {
 			}
 		})
 	}
-	harness.Eventually(t, "three replicas work, and no more come", func() error {
-		if m := g.Model("m"); m.Ready != 3 || m.InFlight != 3 || m.Queued != 2 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("m", "three replicas work, and no more come", func(m harness.Model) bool { return m.Ready == 3 && m.InFlight == 3 && m.Queued == 2 })
 	// A gateway that comes back keeps what works.
 	g.Kill()
 	g.Launch()

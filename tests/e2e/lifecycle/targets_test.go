@@ -43,12 +43,7 @@ func TestE2E_U7_RunningTargetStartsAReplicaBeforeTheQueue(t *testing.T) {
 		t.Errorf("four requests: %+v", m)
 	}
 	begin(1)
-	harness.Eventually(t, "a second replica", func() error {
-		if m := g.Model("m"); m.Ready != 2 || m.InFlight != 5 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("m", "a second replica", func(m harness.Model) bool { return m.Ready == 2 && m.InFlight == 5 })
 	if m := g.Model("m"); m.Scaled.From != 1 || m.Scaled.To != 2 || m.Scaled.Reason != "running_target" {
 		t.Errorf("the reason is %+v", m.Scaled)
 	}
@@ -136,12 +131,7 @@ func TestE2E_U6_RequestsThatLackTokensStartNoReplicas(t *testing.T) {
 	}
 	waiting := func(n int) {
 		t.Helper()
-		harness.Eventually(t, "requests wait", func() error {
-			if m := g.Model("m"); m.Queued != n || m.InFlight != 0 {
-				return fmt.Errorf("%+v", m)
-			}
-			return nil
-		})
+		g.AwaitModel("m", "requests wait", func(m harness.Model) bool { return m.Queued == n && m.InFlight == 0 })
 	}
 	clients.Go(client)
 	waiting(1)

@@ -307,12 +307,7 @@ func TestE2E_B1_CappedPrefill(t *testing.T) {
 		})
 	}
 	// Two prompts of 6,000 tokens are more than 10,000.
-	harness.Eventually(t, "one prefills, three wait here", func() error {
-		if m := g.Model("chat"); m.InFlight != 1 || m.Queued != 3 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("chat", "one prefills, three wait here", func(m harness.Model) bool { return m.InFlight == 1 && m.Queued == 3 })
 	if err := senders.Wait(); err != nil {
 		t.Error(err)
 	}

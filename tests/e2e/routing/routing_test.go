@@ -61,12 +61,7 @@ func TestE2E_N7_AHotKeySpreads(t *testing.T) {
 			<-open
 		})
 	}
-	harness.Eventually(t, "all in flight", func() error {
-		if m := g.Model("chat"); m.InFlight != 90 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("chat", "all in flight", func(m harness.Model) bool { return m.InFlight == 90 })
 	close(open)
 	running.Wait()
 	for id, n := range at {
@@ -91,12 +86,7 @@ func TestE2E_T1_T2_T3_DiscoveredUpstreamsQueue(t *testing.T) {
 			}
 		})
 	}
-	harness.Eventually(t, "two run, eight wait", func() error {
-		if m := g.Model("m"); m.InFlight != 2 || m.Queued != 8 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("m", "two run, eight wait", func(m harness.Model) bool { return m.InFlight == 2 && m.Queued == 8 })
 	for range 10 {
 		a.Release <- struct{}{}
 		b.Release <- struct{}{}
@@ -130,20 +120,10 @@ func TestE2E_S4_ClientLeaves(t *testing.T) {
 				r.Body.Close()
 			}
 		}()
-		harness.Eventually(t, "one runs, one waits", func() error {
-			if m := g.Model("m"); m.InFlight != 1 || m.Queued != 1 {
-				return fmt.Errorf("%+v", m)
-			}
-			return nil
-		})
+		g.AwaitModel("m", "one runs, one waits", func(m harness.Model) bool { return m.InFlight == 1 && m.Queued == 1 })
 		goAway()
 		harness.Receive(t, queued, "the client in the queue has left")
-		harness.Eventually(t, "the queue is empty", func() error {
-			if m := g.Model("m"); m.Queued != 0 {
-				return fmt.Errorf("%+v", m)
-			}
-			return nil
-		})
+		g.AwaitQueued("m", 0)
 		leave()
 		r.Body.Close()
 		harness.Receive(t, up.Cancelled, "the upstream is told that the client has left")
@@ -303,12 +283,7 @@ func TestE2E_E3_FirstRequestsNeverSee503(t *testing.T) {
 		name := fmt.Sprint("new-", i)
 		config += fmt.Sprintf("  - {name: %s, task: text-generation, engine: sim, launcher: local, variables: {prefill_rate: 0, token_interval: 0s, max_num_seqs: 64}}\n", name)
 		g.Configure(config)
-		harness.Eventually(t, "the model exists", func() error {
-			if m := g.Model(name); m.Name == "" {
-				return fmt.Errorf("no %s", name)
-			}
-			return nil
-		})
+		g.AwaitModel(name, "the model exists", func(m harness.Model) bool { return m.Name != "" })
 		var burst sync.WaitGroup
 		for n := range 40 {
 			burst.Go(func() { // some come before the replica is there, some right when it comes

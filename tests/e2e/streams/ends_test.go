@@ -189,12 +189,7 @@ models:
 		t.Fatal(err)
 	}
 	leave("queue", harness.ChatBody("m", true, 10, "waits"), ": queued")
-	harness.Eventually(t, "the queue is empty", func() error {
-		if m := g.Model("m"); m.Queued != 0 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitQueued("m", 0)
 	busy.Body.Close()
 	g.AwaitIdle("m")
 }

@@ -232,12 +232,7 @@ func TestE2E_S4_S7_CancelAndGrace(t *testing.T) {
 	}
 	later := open("d") // its grace ends after that of the other one
 	later.Body.Close()
-	harness.Eventually(t, "the stream that was left later has ended", func() error {
-		if m := g.Model("m"); m.InFlight > 1 {
-			return fmt.Errorf("%+v", m)
-		}
-		return nil
-	})
+	g.AwaitModel("m", "the stream that was left later has ended", func(m harness.Model) bool { return m.InFlight <= 1 })
 	if a := g.Post("/v1/streams/c/cancel", ""); a.StatusCode != 200 {
 		t.Errorf("cancel of the one that was saved: %s", a)
 	}

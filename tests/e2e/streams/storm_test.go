@@ -506,12 +506,7 @@ models:
 			of = ctx
 		}
 		answers[name] = startCompletion(of, g, name, name != "whole")
-		harness.Eventually(t, name+" is at the engine, or waits", func() error {
-			if m := g.Model("m"); m.InFlight != 1 || m.Queued != i {
-				return fmt.Errorf("%+v", m)
-			}
-			return nil
-		})
+		g.AwaitModel("m", name+" is at the engine, or waits", func(m harness.Model) bool { return m.InFlight == 1 && m.Queued == i })
 	}
 	for _, name := range names[1:] { // all who wait hear of it
 		if name == "whole" {
