@@ -222,13 +222,19 @@ func newPolicy(c *Config) (*policy, error) {
 	return p, nil
 }
 
+// noPolicy is the policy before the first Set. It knows nobody.
+var noPolicy policy
+
+func (a *Authenticator) current() *policy {
+	if p := a.policy.Load(); p != nil {
+		return p
+	}
+	return &noPolicy
+}
+
 // Tenant finds a tenant by name. It serves requests that were authenticated before.
 func (a *Authenticator) Tenant(name string) (*Tenant, bool) {
-	p := a.policy.Load()
-	if p == nil {
-		return nil, false
-	}
-	t, ok := p.byName[name]
+	t, ok := a.current().byName[name]
 	return t, ok
 }
 
@@ -236,11 +242,9 @@ func (a *Authenticator) Tenant(name string) (*Tenant, bool) {
 // serves requests that were authenticated before. A digest that the tenant does not have gives a
 // Tenant without a key.
 func (a *Authenticator) Caller(name, digest string) (*Tenant, bool) {
-	if p := a.policy.Load(); p != nil {
-		if k := p.keyOf(name, digest); k != nil {
-			k.use()
-			return k.tenant, true
-		}
+	if k := a.current().keyOf(name, digest); k != nil {
+		k.use()
+		return k.tenant, true
 	}
 	return a.Tenant(name)
 }
@@ -253,7 +257,7 @@ func (a *Authenticator) Holder(name, key string) (*Tenant, bool) {
 	if !ok || key == "" {
 		return t, ok
 	}
-	if own := a.policy.Load().byKeyName[key]; own != nil && own.Name == name {
+	if own := a.current().byKeyName[key]; own != nil && own.Name == name {
 		return own, true
 	}
 	own := *t
@@ -282,8 +286,8 @@ type Credentials struct {
 // expired_api_key or gateway_unavailable, and never contains the key.
 func (a *Authenticator) Authenticate(c Credentials) (*Tenant, *openai.Error) {
 	unread := a.unread.Load() // before the policy, which has the keys when they are read
-	p := a.policy.Load()
-	if p == nil {
+	p := a.current()
+	if p == &noPolicy {
 		return nil, openai.Errorf(openai.CodeInvalidAPIKey, "No API keys are configured.")
 	}
 	if p.open != nil {
@@ -328,7 +332,7 @@ func (c Credentials) Digest() string {
 // process of the gateway than the one that has verified the token may serve the connection. It has
 // to verify the token itself.
 func (a *Authenticator) Proof(c Credentials) string {
-	if p := a.policy.Load(); p == nil || p.open != nil || p.header != nil || p.tokens == nil {
+	if p := a.current(); p.open != nil || p.header != nil || p.tokens == nil {
 		return c.Digest()
 	}
 	token, _ := c.key() // a caller without a token was refused
@@ -341,16 +345,14 @@ func (a *Authenticator) Proof(c Credentials) string {
 // Authenticate does.
 func (a *Authenticator) Watch(tenant, proof string) (valid func() bool) {
 	good := func() bool { return false }
-	if p := a.policy.Load(); p != nil && p.tokens != nil {
+	if p := a.current(); p.tokens != nil {
 		if t, fault := p.bearer(proof, nil); fault == nil && t.Name == tenant {
 			good = p.tokens.Watch(sha256.Sum256([]byte(proof)))
 		}
 	}
 	return func() bool {
-		p := a.policy.Load()
+		p := a.current()
 		switch {
-		case p == nil:
-			return false
 		case p.open != nil:
 			return true
 		case p.header != nil:
@@ -367,7 +369,7 @@ func (a *Authenticator) Watch(tenant, proof string) (valid func() bool) {
 // read. Rejects may block as Authenticate does.
 func (a *Authenticator) Rejects(tenant, proof string) bool {
 	unread := a.unread.Load() // before the policy, which has the keys when they are read
-	if p := a.policy.Load(); p != nil && p.tokens != nil {
+	if p := a.current(); p.tokens != nil {
 		t, fault := p.bearer(proof, nil)
 		if fault != nil {
 			return fault.Code != openai.CodeGatewayUnavailable

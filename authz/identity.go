@@ -32,7 +32,7 @@ type Tokens interface {
 // Header returns the name of the header in which a trusted proxy names tenants; empty if there is
 // none. The header of other peers is never passed on either.
 func (a *Authenticator) Header() string {
-	if p := a.policy.Load(); p != nil && p.header != nil {
+	if p := a.current(); p.header != nil {
 		return p.header.Name
 	}
 	return ""

@@ -139,12 +139,8 @@ func (p *policy) keepUses(before map[digest]*lastUse) map[digest]*lastUse {
 // LastUsed returns when each key was last used at this gateway, to the minute, by the names of the
 // keys (see KeyName). Keys that were not used since the start are missing.
 func (a *Authenticator) LastUsed() map[string]time.Time {
-	p := a.policy.Load()
-	if p == nil {
-		return nil
-	}
 	all := map[string]time.Time{}
-	for _, k := range p.byKey {
+	for _, k := range a.current().byKey {
 		if minute := k.used.minute.Load(); minute > 0 {
 			all[k.tenant.Key] = time.Unix(minute*60, 0).UTC()
 		}

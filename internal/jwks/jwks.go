@@ -8,6 +8,7 @@
 package jwks
 
 import (
+	"slices"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -30,15 +31,8 @@ type Config struct {
 
 // equal reports whether two configurations accept the same tokens.
 func (c Config) equal(o Config) bool {
-	if len(c.Audiences) != len(o.Audiences) {
-		return false
-	}
-	for i := range c.Audiences {
-		if c.Audiences[i] != o.Audiences[i] {
-			return false
-		}
-	}
-	return c.URL == o.URL && c.File == o.File && c.Issuer == o.Issuer && c.TenantClaim == o.TenantClaim && c.Refresh == o.Refresh
+	return c.URL == o.URL && c.File == o.File && c.Issuer == o.Issuer && slices.Equal(c.Audiences, o.Audiences) &&
+		c.TenantClaim == o.TenantClaim && c.Refresh == o.Refresh
 }
 
 // algorithms are the signatures that are accepted. None is symmetric, so that nobody can sign with

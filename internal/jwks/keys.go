@@ -161,25 +161,18 @@ func (v *Verifier) Run(ctx context.Context) error {
 		wait := time.Hour
 		if p := v.policy.Load(); p != nil {
 			v.reread(ctx)
-			if wait = p.config.Refresh; p.config.File != "" || v.failed() {
+			wait = p.config.Refresh
+			if _, err := v.Fault(); err != nil || p.config.File != "" {
 				wait = retry
 			}
 		}
-		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return nil
 		case <-v.kick:
-		case <-timer.C:
+		case <-time.After(wait):
 		}
-		timer.Stop()
 	}
-}
-
-func (v *Verifier) failed() bool {
-	_, err := v.Fault()
-	return err != nil
 }
 
 // renew waits until the keys were read by a reading that has begun after the call, which comes a

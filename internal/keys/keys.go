@@ -4,6 +4,7 @@
 package keys
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -238,10 +239,7 @@ func (s *Store) Read(ctx context.Context) error {
 	}
 	s.loaded, all = all, slices.Clone(all)
 	slices.SortFunc(all, func(a, b Key) int {
-		if c := a.Created.Compare(b.Created); c != 0 {
-			return c
-		}
-		return strings.Compare(a.ID, b.ID)
+		return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.ID, b.ID))
 	})
 	if !s.read || !reflect.DeepEqual(all, s.keys) {
 		s.keys, s.read = all, true

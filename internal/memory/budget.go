@@ -49,7 +49,7 @@ func Kinds() []Kind { return []Kind{Requests, Answers, Queues, Replays} }
 // Budget counts bytes that are in use and refuses what does not fit. A nil Budget refuses nothing.
 // Any goroutine may call its methods.
 type Budget struct {
-	limit   atomic.Int64
+	limit   int64
 	total   atomic.Int64
 	peak    atomic.Int64
 	used    [kinds]atomic.Int64
@@ -63,9 +63,7 @@ type Budget struct {
 
 // NewBudget returns a budget of limit bytes. 0: there is no limit.
 func NewBudget(limit int64) *Budget {
-	b := &Budget{freed: make(chan struct{})}
-	b.limit.Store(limit)
-	return b
+	return &Budget{limit: limit, freed: make(chan struct{})}
 }
 
 // Limit returns the limit in bytes. 0: there is none.
@@ -73,7 +71,7 @@ func (b *Budget) Limit() int64 {
 	if b == nil {
 		return 0
 	}
-	return b.limit.Load()
+	return b.limit
 }
 
 // LimitOf returns how many bytes may be in use when a kind reserves. 0: any number.
@@ -116,7 +114,7 @@ func (b *Budget) Reserve(k Kind, n int64) bool {
 }
 
 func (b *Budget) reserve(k Kind, n int64) bool {
-	limited, most := b.limit.Load() > 0, b.LimitOf(k)
+	limited, most := b.limit > 0, b.LimitOf(k)
 	var total int64
 	// A sum that is taken back afterwards would be too large for a moment, and refuse others.
 	for swapped := false; !swapped; swapped = b.total.CompareAndSwap(total-n, total) {
