@@ -183,8 +183,11 @@ func (s *session) handle(data []byte) {
 	if m.Type == typeStart && (s.turn == nil || s.turn.id != m.RequestID) && !isInvalidName(m.RequestID) {
 		id = m.RequestID
 	}
-	s.socket.send(newError(id, fault)) //nolint:errcheck // after an error the socket is stopped, and serve returns
+	s.tell(newError(id, fault))
 }
+
+// tell sends a message. After an error the socket is stopped, and serve returns.
+func (s *session) tell(message any) { _ = s.socket.send(message) }
 
 // execute does what a message asks for.
 func (s *session) execute(m *message) *openai.Error {
@@ -357,7 +360,7 @@ func (s *session) finishTurn(t *turn) {
 		if s.removePrompt(); fault.Param == "model" {
 			s.conversation.model = s.keptModel
 		}
-		s.socket.send(newError(t.id, fault)) //nolint:errcheck // after an error the socket is stopped, and serve returns
+		s.tell(newError(t.id, fault))
 		if broken {
 			s.socket.stop(closeInternal)
 		}
@@ -369,7 +372,7 @@ func (s *session) finishTurn(t *turn) {
 	}
 	s.awaitingTools = t
 	if fault := s.continueAfterTools(t); fault != nil {
-		s.socket.send(newError(t.id, fault)) //nolint:errcheck // as above
+		s.tell(newError(t.id, fault))
 	}
 }
 
