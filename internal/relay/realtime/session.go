@@ -102,7 +102,7 @@ func newSession(h *Handler, r *http.Request) *session {
 func (s *session) drain() { s.drained.Do(func() { close(s.draining) }) }
 
 // cancelTurn ends the running turn because the gateway stops.
-func (s *session) cancelTurn() { s.cancelTurns(stoppingFault()) }
+func (s *session) cancelTurn() { s.cancelTurns(openai.Stopping()) }
 
 // run serves the socket until it is closed, and returns why it was.
 func (s *session) run() *closeReason {
@@ -261,7 +261,7 @@ func (s *session) reserve(next conversation, instructions string, tools []json.R
 func (s *session) newCall(next conversation, requestID string) (*relay.Call, *openai.Error) {
 	select {
 	case <-s.draining:
-		return nil, stoppingFault()
+		return nil, openai.Stopping()
 	default:
 	}
 	tenant, ok := s.handler.Tenants(s.tenant, s.key)
