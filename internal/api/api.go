@@ -225,11 +225,6 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	if err != nil {
 		status, b = 500, (&openai.Error{Message: "The answer could not be written."}).Body()
 	}
-	writeBytes(w, status, b)
-}
-
-// writeBytes writes an answer that is JSON already.
-func writeBytes(w http.ResponseWriter, status int, b []byte) {
 	w.Header().Set("content-type", "application/json")
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	w.WriteHeader(status)

@@ -53,17 +53,14 @@ func parseObject(body []byte, known map[string]fieldParser) *openai.Error {
 	if fault := checkObject(body); fault != nil {
 		return fault
 	}
-	d := json.NewDecoder(bytes.NewReader(body))
-	// the opening brace
-	if _, err := d.Token(); err != nil {
-		return notJSON()
-	}
+	d := json.NewDecoder(bytes.NewReader(body)) // it has no error, because checkObject has read the body
+	_, _ = d.Token()                            // the opening brace
 	seen := map[string]bool{}
 	for d.More() {
-		name, value, err := nextField(d)
-		if err != nil {
-			return notJSON()
-		}
+		token, _ := d.Token()
+		name, _ := token.(string)
+		var value json.RawMessage
+		_ = d.Decode(&value)
 		read, ok := known[name]
 		if !ok {
 			return invalid(name, "is not a field of this request")
@@ -90,25 +87,11 @@ func checkObject(body []byte) *openai.Error {
 	case !utf8.Valid(text):
 		return openai.Errorf(openai.CodeInvalidRequest, "The request body is not valid UTF-8.")
 	case !json.Valid(text):
-		return notJSON()
+		return openai.Errorf(openai.CodeInvalidRequest, "The request body is not valid JSON.")
 	case text[0] != '{':
 		return openai.Errorf(openai.CodeInvalidRequest, "The request body must be a JSON object.")
 	}
 	return nil
-}
-
-func notJSON() *openai.Error {
-	return openai.Errorf(openai.CodeInvalidRequest, "The request body is not valid JSON.")
-}
-
-// nextField reads the name and the value of the next field of an object.
-func nextField(d *json.Decoder) (name string, value json.RawMessage, err error) {
-	token, err := d.Token()
-	if err != nil {
-		return "", nil, err
-	}
-	name, _ = token.(string)
-	return name, value, d.Decode(&value)
 }
 
 // invalid returns the error of a field or header whose value is wrong. Its message is the name and

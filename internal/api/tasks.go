@@ -66,23 +66,13 @@ func (c Config) handleTasks(mux *http.ServeMux) {
 		routes.SchedulePath: c.schedule, routes.CompletePath: c.complete, routes.RenewPath: c.renew,
 	} {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			fault := notPost(r)
-			if fault == nil {
-				fault = serve(w, r)
-			}
-			if fault != nil {
+			if r.Method != http.MethodPost {
+				c.fail(w, r, methodNotAllowed(r, http.MethodPost))
+			} else if fault := serve(w, r); fault != nil {
 				c.fail(w, r, fault)
 			}
 		})
 	}
-}
-
-// notPost returns the error of a request that is not a POST, else nil.
-func notPost(r *http.Request) *openai.Error {
-	if r.Method == http.MethodPost {
-		return nil
-	}
-	return methodNotAllowed(r, http.MethodPost)
 }
 
 // schedule serves POST /schedule.

@@ -15,11 +15,11 @@ func (d *Dispatcher) SetModel(scan *openai.Request, tenant *authz.Tenant) *opena
 	}
 	w := d.current()
 	if name := w.defaultModel; name != "" && w.mayCall(name, tenant.Allows) {
-		scan.SetModel(name)
+		scan.Model = name
 		return nil
 	}
 	if name, ok := w.onlyModel(tenant.Allows); ok {
-		scan.SetModel(name)
+		scan.Model = name
 		return nil
 	}
 	return &openai.Error{Code: openai.CodeInvalidRequest, Param: "model",

@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	// bufferSize is for reading from an engine, in bytes: a few events. Each response that is open
-	// has one.
+	// clientBuffer is for reading from an engine, in bytes: a few events. Each response that is
+	// open has one.
 	clientBuffer = 1 << 10
 	// maxInformational bounds the 1xx responses before the response.
 	maxInformational = 5

@@ -23,7 +23,7 @@ const (
 	// syncBody is the largest body, in bytes, that is written before the response is read. The
 	// socket buffers hold as much when the engine does not read.
 	syncBody = 64 << 10
-	// keptBuffer is how large a buffer for writing may be to be used again, in bytes.
+	// maxPooledBuffer is how large a buffer for writing may be to be used again, in bytes.
 	maxPooledBuffer = 32 << 10
 )
 

@@ -66,7 +66,7 @@ type Server struct {
 	listeners map[net.Listener]struct{}
 	conns     map[*serverConn]struct{}
 	handover  *handoverListener // Other accepts here; nil until Serve
-	base      context.Context   // parent of all requests\' contexts; nil until Serve
+	base      context.Context   // parent of all requests' contexts; nil until Serve
 	drained   chan struct{}     // closed when no connection is left after stop; nil until stop
 }
 

@@ -199,13 +199,7 @@ func checkChain(t *testing.T, e Endpoint, body []byte) {
 
 // FuzzChain holds the chain against a naive one.
 func FuzzChain(f *testing.F) {
-	addSeeds(f)
-	f.Fuzz(func(t *testing.T, endpoint uint8, body []byte) {
-		e := Endpoint(endpoint % uint8(Transcriptions))
-		if _, fault := Scan(e, jsonType, body); fault == nil {
-			checkChain(t, e, body)
-		}
-	})
+	fuzzScanned(f, checkChain)
 }
 
 // shared returns how many bytes of their prompts two bodies share.

@@ -50,6 +50,9 @@ func Errorf(code Code, format string, args ...any) *Error {
 // Cancelled returns the answer to a request that was cancelled.
 func Cancelled() *Error { return Errorf(CodeCancelled, "The request was cancelled.") }
 
+// Stopping returns the answer to a request that the gateway cannot serve any more.
+func Stopping() *Error { return Errorf(CodeGatewayUnavailable, "The gateway is stopping.") }
+
 // ModelNotFound returns the one answer for a model or pool that does not exist and for one that the
 // caller may not use. So nobody learns which names exist. param is the field that holds the name,
 // "model" or "pool". name is what the client sent: never the name behind an alias.

@@ -81,26 +81,25 @@ func checkScan(t *testing.T, e Endpoint, body []byte) (taken bool) {
 	return true
 }
 
-// FuzzStrip: what is left is the same members, but for Sluice's own, and no other byte is gone.
-func FuzzStrip(f *testing.F) {
+// fuzzScanned checks each body that Scan accepts.
+func fuzzScanned(f *testing.F, check func(t *testing.T, e Endpoint, body []byte)) {
 	addSeeds(f)
 	f.Fuzz(func(t *testing.T, endpoint uint8, body []byte) {
 		e := Endpoint(endpoint % uint8(Transcriptions))
 		if _, fault := Scan(e, jsonType, body); fault == nil {
-			checkStrip(t, e, body)
+			check(t, e, body)
 		}
 	})
 }
 
+// FuzzStrip: what is left is the same members, but for Sluice's own, and no other byte is gone.
+func FuzzStrip(f *testing.F) {
+	fuzzScanned(f, checkStrip)
+}
+
 // FuzzCacheKey holds the key against a naive one.
 func FuzzCacheKey(f *testing.F) {
-	addSeeds(f)
-	f.Fuzz(func(t *testing.T, endpoint uint8, body []byte) {
-		e := Endpoint(endpoint % uint8(Transcriptions))
-		if _, fault := Scan(e, jsonType, body); fault == nil {
-			checkKey(t, e, body)
-		}
-	})
+	fuzzScanned(f, checkKey)
 }
 
 func checkKey(t *testing.T, e Endpoint, body []byte) {

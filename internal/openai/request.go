@@ -19,7 +19,7 @@ import (
 type Request struct {
 	Endpoint Endpoint
 	// Model is the model asked for: at most 256 bytes, without control characters. Empty: the body
-	// names none, and SetModel must name one before the request is dispatched.
+	// names none, and the field must be set before the request is dispatched.
 	Model string
 	// Stream asks for the answer as server-sent events.
 	Stream bool
@@ -188,9 +188,6 @@ func (r *Request) Strip(body []byte) (stripped []byte, changed bool) {
 	}
 	return append(stripped, body[from:]...), true
 }
-
-// SetModel names the model of a request whose body names none.
-func (r *Request) SetModel(name string) { r.Model = name }
 
 func (r *Request) namesModel() bool { return r.modelAt != jsonscan.Span{} }
 

@@ -74,7 +74,7 @@ func TestR12_EditOfImagesInJSON(t *testing.T) {
 	}
 }
 
-// A body without a model gets the one that SetModel names, and stays JSON whatever else it has.
+// A body without a model gets the one of the field Model, and stays JSON whatever else it has.
 func TestR5_RewriteNamesTheModel(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]string{
@@ -92,7 +92,7 @@ func TestR5_RewriteNamesTheModel(t *testing.T) {
 		if r.Model != "" {
 			t.Errorf("%s: model %q", body, r.Model)
 		}
-		r.SetModel("m")
+		r.Model = "m"
 		got, changed := r.Rewrite([]byte(body), "m")
 		if !changed || string(got) != want {
 			t.Errorf("%s became %s, want %s", body, got, want)
@@ -112,7 +112,7 @@ func TestR5_RewriteNamesTheModelOfAForm(t *testing.T) {
 	if fault != nil || r.Model != "" {
 		t.Fatal(r.Model, fault)
 	}
-	r.SetModel("whisper")
+	r.Model = "whisper"
 	got, _ := r.Rewrite([]byte(body), "whisper")
 	again, fault := Scan(Transcriptions, form, got)
 	if fault != nil || again.Model != "whisper" || again.RequestID != "" || !strings.Contains(string(got), `filename="a"`) {

@@ -32,7 +32,7 @@ const (
 func faultOf(cause error) *openai.Error {
 	switch {
 	case errors.Is(cause, errClosing):
-		return closingFault()
+		return openai.Stopping()
 	case errors.Is(cause, errTimeout):
 		return openai.Errorf(openai.CodeRequestTimeout, "The response took longer than the request's own timeout.")
 	case errors.Is(cause, errTooLong):
@@ -86,11 +86,6 @@ func causeOfReported(code openai.Code) string {
 		return causeOfCode(code)
 	}
 	return ""
-}
-
-// closingFault returns what clients are told when the gateway stops.
-func closingFault() *openai.Error {
-	return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping.")
 }
 
 // tooSlowFault returns what a client is told that is cut off because it reads too slowly.

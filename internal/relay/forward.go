@@ -100,7 +100,7 @@ func (r *Relay) forwardCall(ctx context.Context, c *Call, to remote, sink Sink) 
 	defer r.delayClose()()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(r.ctx, func() { cancel(closingFault()) })()
+	defer context.AfterFunc(r.ctx, func() { cancel(openai.Stopping()) })()
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, c.Path, http.NoBody)
 	if err != nil { // the path is one of Sluice's own
 		panic(err)

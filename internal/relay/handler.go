@@ -374,7 +374,7 @@ func parseAfter(req *http.Request) (int64, *openai.Error) {
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n < noEvent {
-		return 0, &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: param + " must be the id of an event."}
+		return 0, openai.Invalid(param, "must be the id of an event")
 	}
 	return n, nil
 }

@@ -48,8 +48,7 @@ func (c *Call) translate() *openai.Error {
 		return fault
 	}
 	old := c.Scan
-	scan.RequestID, scan.SessionID, scan.Timeout, scan.MaxDuration = old.RequestID, old.SessionID, old.Timeout, old.MaxDuration
-	scan.SetModel(old.Model)
+	scan.Model, scan.RequestID, scan.SessionID, scan.Timeout, scan.MaxDuration = old.Model, old.RequestID, old.SessionID, old.Timeout, old.MaxDuration
 	c.original, c.originalBody = &originalRequest{scan: old, options: options}, c.Body
 	c.Path, c.Body, c.Scan = openai.Chat.Path(), body, scan
 	return nil

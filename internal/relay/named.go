@@ -19,7 +19,7 @@ const noEvent = -1
 // starts none.
 func (r *Relay) startOrJoin(c *Call, pending *dispatch.Pending, after int64) (g *generation, started bool, fault *openai.Error) {
 	if r.ctx.Err() != nil {
-		return nil, false, closingFault()
+		return nil, false, openai.Stopping()
 	}
 	if !c.isNamed() {
 		g = r.newGeneration(c, pending)

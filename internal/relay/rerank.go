@@ -86,18 +86,17 @@ func readRerank(body []byte) (*rerankRequest, *openai.Error) {
 		return nil, openai.Errorf(openai.CodeInvalidRequest, "The body is no request to rerank: it needs a query and a list of documents.")
 	}
 	if r.Query == "" {
-		return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: "query", Message: "query is missing."}
+		return nil, openai.Invalid("query", "is missing")
 	}
 	if len(r.Documents) == 0 {
-		return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: "documents", Message: "documents is missing or empty."}
+		return nil, openai.Invalid("documents", "is missing or empty")
 	}
 	for _, raw := range r.Documents {
 		var text string
 		var document rerankDocument
 		if json.Unmarshal(raw, &text) != nil {
 			if json.Unmarshal(raw, &document) != nil || document.Text == "" {
-				return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: "documents",
-					Message: "documents must be texts, or objects with a text."}
+				return nil, openai.Invalid("documents", "must be texts, or objects with a text")
 			}
 			text = document.Text
 		}

@@ -2,6 +2,7 @@ package sse
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 )
 
@@ -83,7 +84,7 @@ func (s *Scanner) Next() bool {
 	if !whole {
 		n = len(s.chunk)
 	}
-	if n+len(s.buf) > s.limit() {
+	if n+len(s.buf) > cmp.Or(s.Limit, DefaultLimit) {
 		s.err, s.buf, s.chunk = ErrTooLarge, nil, nil
 		return false
 	}
@@ -100,13 +101,6 @@ func (s *Scanner) Event() *Event { return &s.event }
 
 // Err returns ErrTooLarge after an event that was too large, else nil.
 func (s *Scanner) Err() error { return s.err }
-
-func (s *Scanner) limit() int {
-	if s.Limit == 0 {
-		return DefaultLimit
-	}
-	return s.Limit
-}
 
 // consume removes n bytes from the chunk and joins them to what is buffered of the same event.
 // whole means that the event is complete.

@@ -26,22 +26,17 @@ func chatBody(start *pb.StartRequest) ([]byte, *openai.Error) {
 	}
 	switch {
 	case len(start.GetRequest()) > 0 && len(start.GetMessages()) > 0:
-		return nil, invalid("request", "messages must be empty when request is set.")
+		return nil, &openai.Error{Code: openai.CodeInvalidRequest, Param: "request", Message: "messages must be empty when request is set."}
 	case len(start.GetRequest()) > 0:
 		if !m.object(start.GetRequest(), "stream", "stream_options") {
-			return nil, invalid("request", "request must be a JSON object.")
+			return nil, openai.Invalid("request", "must be a JSON object")
 		}
 	case len(start.GetMessages()) == 0:
-		return nil, invalid("messages", "messages must not be empty.")
+		return nil, openai.Invalid("messages", "must not be empty")
 	default:
 		m.messages(start.GetMessages())
 	}
 	return append(m.buf, '}'), nil
-}
-
-// invalid returns the error for a field with a bad value.
-func invalid(param, message string) *openai.Error {
-	return &openai.Error{Code: openai.CodeInvalidRequest, Param: param, Message: message}
 }
 
 // members writes the members of a JSON object.
@@ -72,7 +67,7 @@ func (m *members) numbers(start *pb.StartRequest) *openai.Error {
 	if start.Temperature != nil {
 		t := float64(start.GetTemperature())
 		if math.IsNaN(t) || math.IsInf(t, 0) {
-			return invalid("temperature", "temperature must be a number.")
+			return openai.Invalid("temperature", "must be a number")
 		}
 		m.raw("temperature", strconv.AppendFloat(nil, t, 'f', -1, 32))
 	}
@@ -83,7 +78,7 @@ func (m *members) numbers(start *pb.StartRequest) *openai.Error {
 		switch {
 		case n.value == noLimit && n.name == "max_tokens":
 		case n.value < 0:
-			return invalid(n.name, n.name+" must not be negative.")
+			return openai.Invalid(n.name, "must not be negative")
 		case n.value > 0:
 			m.raw(n.name, strconv.AppendInt(nil, int64(n.value), 10))
 		}

@@ -42,13 +42,12 @@ func (w *Workers) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if !strings.HasSuffix(r.URL.Path, chatPath) || r.Method != http.MethodPost {
-		return errorResponse(r, &pb.Error{Code: http.StatusNotFound, Type: openai.TypeOf(http.StatusNotFound), Name: string(openai.CodeInvalidRequest),
-			Message: "The engine speaks llm.v1, which has chats only."}), nil
+		return errorResponse(r, errorOf(&openai.Error{Code: openai.CodeInvalidRequest, Status: http.StatusNotFound,
+			Message: "The engine speaks llm.v1, which has chats only."})), nil
 	}
 	q, err := newWorkerRequest(body)
 	if err != nil {
-		return errorResponse(r, &pb.Error{Code: http.StatusBadRequest, Type: openai.TypeOf(http.StatusBadRequest), Name: string(openai.CodeInvalidRequest),
-			Message: "The request is no chat."}), nil
+		return errorResponse(r, errorOf(openai.Errorf(openai.CodeInvalidRequest, "The request is no chat."))), nil
 	}
 	q.start.RequestId = r.Header.Get(headers.RequestID)
 	q.start.TimeoutMs = timeLeft(r)
@@ -56,7 +55,12 @@ func (w *Workers) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.respond(r)
+	response, err := c.respond(r)
+	var told *workerError
+	if errors.As(err, &told) {
+		return errorResponse(r, told.cause), nil
+	}
+	return response, err
 }
 
 // readBody reads the body of a request, which may be nil.
@@ -137,10 +141,6 @@ func (c *call) respond(r *http.Request) (*http.Response, error) {
 	first, err := c.recv()
 	if err != nil {
 		c.end()
-		var told *workerError
-		if errors.As(err, &told) {
-			return errorResponse(r, told.cause), nil
-		}
 		return nil, err
 	}
 	body := newEventBody(c, first, r.Header.Get(headers.RequestID))
@@ -149,10 +149,6 @@ func (c *call) respond(r *http.Request) (*http.Response, error) {
 	}
 	defer c.end()
 	whole, err := body.readWhole()
-	var told *workerError
-	if errors.As(err, &told) {
-		return errorResponse(r, told.cause), nil
-	}
 	if err != nil {
 		return nil, err
 	}

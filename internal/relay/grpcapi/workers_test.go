@@ -287,12 +287,17 @@ func TestWhatTheWorkerIsAsked(t *testing.T) {
 	must(t, workers(t), strings.Replace(url, "chat/", "", 1), "{}", http.StatusNotFound)
 }
 
-func TestHeadersForTheWorker(t *testing.T) {
-	var got metadata.MD
-	url := script(t, func(_ *pb.StartRequest, out grpc.ServerStreamingServer[pb.StreamChunk]) error {
-		got, _ = metadata.FromIncomingContext(out.Context())
+// scriptHeaders returns the URL of a worker that stores the headers of its last call.
+func scriptHeaders(t *testing.T, got *metadata.MD) string {
+	return script(t, func(_ *pb.StartRequest, out grpc.ServerStreamingServer[pb.StreamChunk]) error {
+		*got, _ = metadata.FromIncomingContext(out.Context())
 		return out.Send(&pb.StreamChunk{Payload: &pb.StreamChunk_Final{Final: &pb.FinalResult{}}})
 	})
+}
+
+func TestHeadersForTheWorker(t *testing.T) {
+	var got metadata.MD
+	url := scriptHeaders(t, &got)
 	must(t, workers(t), url, `{}`, 200, "Authorization", "Bearer replica", "Traceparent", "00-1", "X-Latin", "caf\xe9", "X-Bin-Bin", "a",
 		"Content-Type", "application/json", "Accept-Encoding", "identity", "Grpc-Timeout", "1n")
 	for _, name := range []string{":authority", "user-agent", "content-type", "grpc-accept-encoding"} {
@@ -363,10 +368,7 @@ func TestWorkersBehindTLS(t *testing.T) {
 // for which the worker would be blamed.
 func TestHeaderNamesThatGRPCRefuses(t *testing.T) {
 	var got metadata.MD
-	url := script(t, func(_ *pb.StartRequest, out grpc.ServerStreamingServer[pb.StreamChunk]) error {
-		got, _ = metadata.FromIncomingContext(out.Context())
-		return out.Send(&pb.StreamChunk{Payload: &pb.StreamChunk_Final{Final: &pb.FinalResult{}}})
-	})
+	url := scriptHeaders(t, &got)
 	w := workers(t)
 	for _, name := range []string{"X!Odd", "X~Odd", "X%Odd", "X'Odd"} {
 		must(t, w, url, `{"messages":[]}`, 200, name, "a", "X-Even_1.b", "b")

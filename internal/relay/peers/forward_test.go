@@ -220,21 +220,28 @@ func TestForwardBreaksOff(t *testing.T) {
 	}
 }
 
-// A client of the Messages API gets the error event of that API, also if it resumes a stream.
-func TestB9_ForwardedMessagesBreakOff(t *testing.T) {
-	t.Parallel()
+// breakOff starts two gateways. The streams of the first one, which are those of a path or resumed
+// ones of it, break off after what has begun them.
+func breakOff(t *testing.T, path, begun string) (a, b *gateway) {
+	t.Helper()
 	c := client(t, redistest.Start(t))
-	const begun = "event: ping\ndata: {\"type\":\"ping\"}\n\n"
-	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	a = start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("content-type", "text/event-stream")
-		if r.URL.Path != "/v1/messages" {
-			w.Header().Set(headers.Resumed, "/v1/messages")
+		if r.URL.Path != path {
+			w.Header().Set(headers.Resumed, path)
 		}
 		io.WriteString(w, begun)
 		http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
 	}))
-	b := start(t, c, nil, nil)
+	return a, start(t, c, nil, nil)
+}
+
+// A client of the Messages API gets the error event of that API, also if it resumes a stream.
+func TestB9_ForwardedMessagesBreakOff(t *testing.T) {
+	t.Parallel()
+	const begun = "event: ping\ndata: {\"type\":\"ping\"}\n\n"
+	a, b := breakOff(t, "/v1/messages", begun)
 	for _, path := range []string{"/v1/messages?beta=true", "/v1/streams/r?after=2"} {
 		answer := b.ask(t.Context(), t, a.ID(), path)
 		body, err := io.ReadAll(answer.Body)
@@ -256,35 +263,19 @@ func TestB9_ForwardedMessagesBreakOff(t *testing.T) {
 // A client of the Responses API gets an event of the type error, which its schema of events has.
 func TestS8_ForwardedResponsesBreakOff(t *testing.T) {
 	t.Parallel()
-	c := client(t, redistest.Start(t))
 	const begun = "event: response.created\ndata: {\"type\":\"response.created\"}\n\n"
-	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("content-type", "text/event-stream")
-		if r.URL.Path != "/v1/responses" {
-			w.Header().Set(headers.Resumed, "/v1/responses")
-		}
-		io.WriteString(w, begun)
-		http.NewResponseController(w).Flush()
-		panic(http.ErrAbortHandler)
-	}))
-	b := start(t, c, nil, nil)
+	a, b := breakOff(t, "/v1/responses", begun)
 	for _, path := range []string{"/v1/responses", "/v1/streams/r?after=2"} {
-		checkResponsesBreakOff(t, b.ask(t.Context(), t, a.ID(), path), begun)
-	}
-}
-
-// checkResponsesBreakOff checks that an answer ends with an error event after what has begun it.
-func checkResponsesBreakOff(t *testing.T, answer *http.Response, begun string) {
-	t.Helper()
-	body, err := io.ReadAll(answer.Body)
-	rest, ok := strings.CutPrefix(string(body), begun+"event: error\ndata: ")
-	var event struct {
-		Type, Code, Message string
-		Sequence            *int64 `json:"sequence_number"`
-	}
-	if fault := json.Unmarshal([]byte(rest), &event); err != nil || !ok || fault != nil || event.Type != "error" ||
-		event.Code != "gateway_unavailable" || event.Message == "" || event.Sequence == nil {
-		t.Errorf("%q, %v", body, err)
+		body, err := io.ReadAll(b.ask(t.Context(), t, a.ID(), path).Body)
+		rest, ok := strings.CutPrefix(string(body), begun+"event: error\ndata: ")
+		var event struct {
+			Type, Code, Message string
+			Sequence            *int64 `json:"sequence_number"`
+		}
+		if fault := json.Unmarshal([]byte(rest), &event); err != nil || !ok || fault != nil || event.Type != "error" ||
+			event.Code != "gateway_unavailable" || event.Message == "" || event.Sequence == nil {
+			t.Errorf("%s: %q, %v", path, body, err)
+		}
 	}
 }
 

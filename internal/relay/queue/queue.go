@@ -222,7 +222,7 @@ func (q *Queue) dropLocked(err error) {
 // mergeLocked merges an event into the last event that waits. It returns false, without an effect,
 // when the two cannot be merged.
 func (q *Queue) mergeLocked(e *sse.Event) bool {
-	if q.n == 0 || !e.IsPlain() {
+	if !e.IsPlain() {
 		return false
 	}
 	tail := q.tailLocked()

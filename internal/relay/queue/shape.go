@@ -138,9 +138,6 @@ func (s *shape) text(to *span) bool {
 	return (k == '"' || k == 'n') && s.value(to)
 }
 
-// null reads a member that must be null.
-func (s *shape) null() bool { return s.r.Null() }
-
 // each reads the members of an object and records where the object ends.
 func (s *shape) each(c *container, member func(name []byte) bool) bool {
 	for more := s.r.Open('{'); more; more = s.r.More('{') {
@@ -177,7 +174,7 @@ func (s *shape) members() bool {
 		case "choices":
 			return s.list.end == 0 && s.readChoices()
 		case "error", "prompt_token_ids", "prompt_logprobs", "kv_transfer_params":
-			return s.null()
+			return s.r.Null()
 		}
 		return false
 	})
@@ -223,7 +220,7 @@ func (s *shape) choice(c *choice) bool {
 		case "logprobs":
 			return !c.logprobs.there() && s.readLogprobs(c)
 		case "finish_reason", "stop_reason", "token_ids", "prompt_token_ids", "prompt_logprobs":
-			return s.null()
+			return s.r.Null()
 		}
 		return false
 	})
@@ -256,7 +253,7 @@ func (s *shape) readDelta(c *choice) bool {
 		case "tool_calls":
 			return !c.calls.there() && s.readCalls(c)
 		case "function_call", "audio":
-			return s.null()
+			return s.r.Null()
 		}
 		i := indexOf(fieldNames[:fieldText], name)
 		return i >= 0 && s.text(&c.fields[i])

@@ -9,7 +9,7 @@ func (s *shape) readLogprobs(c *choice) bool {
 	ok := false
 	switch k {
 	case 'n':
-		ok = s.null()
+		ok = s.r.Null()
 	case '{':
 		ok = s.each(&c.logs, func(name []byte) bool {
 			i := indexOf(listNames[:], name)

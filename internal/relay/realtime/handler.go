@@ -11,7 +11,6 @@ import (
 
 	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/memory"
-	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/request"
 )
@@ -226,9 +225,4 @@ func (h *Handler) removeSession(s *session) {
 	}
 	h.mu.Unlock()
 	h.running.Done()
-}
-
-// stoppingFault returns what clients are told when the gateway stops.
-func stoppingFault() *openai.Error {
-	return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway is stopping.")
 }

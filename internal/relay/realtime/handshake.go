@@ -47,7 +47,7 @@ func (h *Handler) accept(w http.ResponseWriter, r *http.Request) (*session, *ope
 	s := newSession(h, r)
 	full, ok := h.addSession(s)
 	if !ok {
-		return nil, stoppingFault()
+		return nil, openai.Stopping()
 	}
 	w.Header().Set(headers.Source, headers.SourceGateway)
 	conn, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{subprotocol}, InsecureSkipVerify: true})

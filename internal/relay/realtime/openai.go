@@ -153,8 +153,7 @@ func (s *session) handleOpenAI(data []byte) {
 
 // sendOpenAIError tells a client of OpenAI's protocol of an error. eventID is that of its event.
 func (s *session) sendOpenAIError(fault *openai.Error, eventID string) {
-	// After an error the socket is stopped, and serve returns.
-	_ = s.socket.send(newEvent("error", fields{"error": openAIError(fault, eventID)}))
+	s.tell(newEvent("error", fields{"error": openAIError(fault, eventID)}))
 }
 
 // executeOpenAI does what an event asks for.
@@ -197,7 +196,7 @@ func (s *session) greet() {
 		return
 	}
 	s.greeted = true
-	s.socket.send(newEvent("session.created", fields{"session": s.view()})) //nolint:errcheck // after an error the socket is stopped, and serve returns
+	s.tell(newEvent("session.created", fields{"session": s.view()}))
 }
 
 // view returns the session as the client sees it.
@@ -223,7 +222,7 @@ func (s *session) updateOpenAI(data json.RawMessage) *openai.Error {
 		return fault
 	}
 	s.conversation, s.instructions, s.tools = next, instructions, tools
-	s.socket.send(newEvent("session.updated", fields{"session": s.view()})) //nolint:errcheck // as above
+	s.tell(newEvent("session.updated", fields{"session": s.view()}))
 	return nil
 }
 
@@ -354,7 +353,7 @@ func (s *session) createItem(data json.RawMessage, previous string) *openai.Erro
 	var whole fields
 	_ = json.Unmarshal(data, &whole) // it was read before
 	whole["id"], whole["object"], whole["status"] = item.ID, "realtime.item", "completed"
-	s.socket.send(itemAdded{whole}) //nolint:errcheck // as above
+	s.tell(itemAdded{whole})
 	return nil
 }
 
@@ -438,7 +437,7 @@ func (s *session) createResponse(data json.RawMessage) *openai.Error {
 	}
 	s.keptMessages, s.keptModel, s.awaitingTools, s.gate = len(s.conversation.messages), s.conversation.model, nil, newGate(nil)
 	id := fmt.Sprint("resp_", s.nextID())
-	s.socket.send(responseBegins{id, set.Metadata}) //nolint:errcheck // as above
+	s.tell(responseBegins{id, set.Metadata})
 	s.startTurn(id, call)
 	return nil
 }

@@ -102,7 +102,7 @@ func newSession(h *Handler, r *http.Request) *session {
 func (s *session) drain() { s.drained.Do(func() { close(s.draining) }) }
 
 // cancelTurn ends the running turn because the gateway stops.
-func (s *session) cancelTurn() { s.cancelTurns(stoppingFault()) }
+func (s *session) cancelTurn() { s.cancelTurns(openai.Stopping()) }
 
 // run serves the socket until it is closed, and returns why it was.
 func (s *session) run() *closeReason {
@@ -183,8 +183,11 @@ func (s *session) handle(data []byte) {
 	if m.Type == typeStart && (s.turn == nil || s.turn.id != m.RequestID) && !isInvalidName(m.RequestID) {
 		id = m.RequestID
 	}
-	s.socket.send(newError(id, fault)) //nolint:errcheck // after an error the socket is stopped, and serve returns
+	s.tell(newError(id, fault))
 }
+
+// tell sends a message. After an error the socket is stopped, and serve returns.
+func (s *session) tell(message any) { _ = s.socket.send(message) }
 
 // execute does what a message asks for.
 func (s *session) execute(m *message) *openai.Error {
@@ -258,7 +261,7 @@ func (s *session) reserve(next conversation, instructions string, tools []json.R
 func (s *session) newCall(next conversation, requestID string) (*relay.Call, *openai.Error) {
 	select {
 	case <-s.draining:
-		return nil, stoppingFault()
+		return nil, openai.Stopping()
 	default:
 	}
 	tenant, ok := s.handler.Tenants(s.tenant, s.key)
@@ -357,7 +360,7 @@ func (s *session) finishTurn(t *turn) {
 		if s.removePrompt(); fault.Param == "model" {
 			s.conversation.model = s.keptModel
 		}
-		s.socket.send(newError(t.id, fault)) //nolint:errcheck // after an error the socket is stopped, and serve returns
+		s.tell(newError(t.id, fault))
 		if broken {
 			s.socket.stop(closeInternal)
 		}
@@ -369,7 +372,7 @@ func (s *session) finishTurn(t *turn) {
 	}
 	s.awaitingTools = t
 	if fault := s.continueAfterTools(t); fault != nil {
-		s.socket.send(newError(t.id, fault)) //nolint:errcheck // as above
+		s.tell(newError(t.id, fault))
 	}
 }
 
