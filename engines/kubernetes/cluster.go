@@ -212,10 +212,6 @@ func (c *cluster) run(ctx context.Context) {
 	held.Wait()
 }
 
-func (c *cluster) failure(what string) func(error) {
-	return func(err error) { c.health.fail(what, err) }
-}
-
 // selector returns a label selector that requires all the labels.
 func selector(labels map[string]string) string {
 	var terms []string
