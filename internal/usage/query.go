@@ -47,8 +47,8 @@ type Question struct {
 	// From and To are the period. Usage is kept by the hour, so From is taken as the beginning of
 	// its hour, or of its day where only days are kept. To is taken as the end of its hour. A zero
 	// To is now, by the clock of the machine, of the ledger or of Redis, whichever is ahead. The
-	// answer then also has what was counted by a clock that is or was ahead. Of other gateways it has
-	// a day of that.
+	// answer then also has what was counted by a clock that is or was ahead. Of other gateways it
+	// has a day of that.
 	From, To time.Time
 	// By are the dimensions that the answer is grouped by.
 	By []Dimension
