@@ -44,11 +44,9 @@ func newIdentity(f Files, log *zap.Logger) (*identity, error) {
 }
 
 // tlsConfig returns a configuration that follows the files.
-func (i *identity) tlsConfig(protocols []string) *tls.Config {
+func (i *identity) tlsConfig() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		now := i.get(time.Now()).Clone()
-		now.NextProtos = protocols
-		return now, nil
+		return i.get(time.Now()), nil
 	}}
 }
 
@@ -59,7 +57,7 @@ func (i *identity) get(now time.Time) *tls.Config {
 		return s.tls
 	}
 	// Without tickets every connection proves its identity by the certificates of now.
-	next := &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{content.Pair}, SessionTicketsDisabled: true}
+	next := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: services(), Certificates: []tls.Certificate{content.Pair}, SessionTicketsDisabled: true}
 	if content.CAs != nil {
 		next.ClientAuth, next.ClientCAs = tls.RequireAndVerifyClientCert, content.CAs
 		if len(i.allowed) > 0 {

@@ -85,7 +85,7 @@ func (l *Listener) Run() error {
 	defer close(l.ended)
 	defer l.Close() //nolint:errcheck // the error of Accept says more
 	defer l.handshakes.Wait()
-	config := l.identity.tlsConfig(services())
+	config := l.identity.tlsConfig()
 	free := make(chan struct{}, maxHandshakes)
 	for {
 		c, err := l.tcp.Accept()
