@@ -328,7 +328,7 @@ func (t *Ticket) Release() {
 // effect. Correct returns what the response has cost.
 func (t *Ticket) Correct(r Response) request.Cost {
 	t.mu.Lock()
-	already := t.corrected
+	first := !t.corrected
 	t.corrected = true
 	at := t.replicaLocked()
 	told, partial := r, t.isPartialLocked(r)
@@ -337,7 +337,7 @@ func (t *Ticket) Correct(r Response) request.Cost {
 		r = untold(r)
 	}
 	silence := Failure(0)
-	if !already {
+	if first {
 		t.learnLocked(plausible(r))
 		silence = t.noteSilenceLocked(r)
 	}
@@ -345,10 +345,10 @@ func (t *Ticket) Correct(r Response) request.Cost {
 	if silence != 0 {
 		t.dispatcher.config.Failed(t.Model, at.id, silence, silentReason)
 	}
-	if doubted && !already {
-		t.dispatcher.doubt(t.Model, at, told, time.Now())
-	}
-	if !already {
+	if first {
+		if doubted {
+			t.dispatcher.doubt(t.Model, at, told, time.Now())
+		}
 		tokens := t.estimator.correct(r, t.estimate)
 		t.dispatcher.held.corrected(t, tokens)
 		t.lease.Correct(tokens)
