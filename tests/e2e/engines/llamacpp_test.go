@@ -161,9 +161,10 @@ func TestE2E_T4_T6_LlamaServerRefusesALongInput(t *testing.T) {
     replicas: {min: 2, max: 2}
     variables: {pooling: mean, ctx_size: 2048, threads: 1}
 `)
-	g.AwaitReplicas("embed", 2)
+	g.AwaitReadyReplicas("embed", 2)
 	one, two := g.Replicas()["embed-0"].Address, g.Replicas()["embed-1"].Address
 	finder := harness.Start(t, "upstreams: ['http://"+one+"', 'http://"+two+"']\n")
+	finder.AwaitReadyReplicas("embed", 2)
 	long := `{"model":"embed","input":["a","` + strings.Repeat("hello ", 200) + `"]}`
 	for _, gateway := range []*harness.Gateway{g, finder} {
 		refused := func() error {
