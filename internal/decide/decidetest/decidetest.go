@@ -99,7 +99,8 @@ func newDecider(t testing.TB, replicas, slots int, uploads decide.UploadLimits) 
 		t.Fatal(err)
 	}
 	return decide.New(decide.Config{
-		Authenticator: auth, Dispatcher: d, Handoff: new(dispatch.Handoff), MaxBody: 1000, Requests: request.NewStore(1000), Uploads: uploads, Log: zap.NewNop(),
+		Authenticator: auth, Dispatcher: d, Handoff: new(dispatch.Handoff), MaxBody: 1000, Uploads: uploads,
+		Requests: request.NewStore(1000), Log: zap.NewNop(),
 		Budget: func(*authz.Tenant) (string, *openai.Error) { return "", nil }, Trace: func(string) (string, bool) { return "", false },
 		MaxOpen: func() int { return 0 },
 	})
