@@ -109,6 +109,7 @@ func (c *cluster) onGroupsError(err error) time.Duration {
 		c.health.fail(watchingGroups, err)
 		return retryDelay / 2
 	}
+	c.health.clear(watchingGroups) // the API has answered, and groupsFault tells what
 	c.setGroupsFault(err)
 	if !c.groupSets.hasSynced() || missing && len(c.groupSets.list(time.Now())) > 0 {
 		_ = c.groupSets.Replace(nil, "") // It fails for objects of another kind only.

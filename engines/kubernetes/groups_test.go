@@ -1,12 +1,16 @@
 package kubernetes
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -116,5 +120,25 @@ func TestN4_WorkersEndWithTheirLeader(t *testing.T) {
 	}
 	if leaderOf("chat-1-12") != "chat-1" || groupIndex("chat-1") != 1 || groupIndex("chat-x7k2p") != 0 {
 		t.Error("names of leaders are read wrongly")
+	}
+}
+
+// TestNoLeaderWorkerSetsAfterAnOutage: once the API says that it has no LeaderWorkerSets, or that
+// nobody may see them, it is reachable again. Only models that need them are told why.
+func TestNoLeaderWorkerSetsAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	of := groupsResource().GroupResource()
+	for _, answer := range []error{apierrors.NewNotFound(of, ""), apierrors.NewForbidden(of, "", nil)} {
+		c := &cluster{health: newHealth(zap.NewNop()), groupSets: newWatchStore[*appsv1.Deployment](func() {}), reconcileSignal: make(chan struct{}, 1)}
+		for range 2 {
+			c.onGroupsError(errors.New("connection refused"))
+			if c.health.problem() == "" {
+				t.Errorf("an API that cannot be reached is no problem before %v", answer)
+			}
+			c.onGroupsError(answer)
+			if says := c.health.problem(); says != "" || c.groupsUsable() == nil {
+				t.Errorf("after %v: %q, and %v", answer, says, c.groupsUsable())
+			}
+		}
 	}
 }

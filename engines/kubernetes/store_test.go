@@ -40,6 +40,7 @@ func TestObjectsThatMayOnlyBeListed(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
+	defer stop() // the server waits for an open watch
 	core, logs := observer.New(zap.InfoLevel)
 	h := newHealth(zap.New(core))
 	store := newWatchStore[*batchv1.Job](func() {})

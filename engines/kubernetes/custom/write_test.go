@@ -217,7 +217,6 @@ func TestLeadershipEndsInTheMiddle(t *testing.T) {
 	})
 }
 
-// Models that have pods get the finalizer, and released models lose it. Finalizers of others stay.
 // TestARefusedFinalizerHidesNoStatus: a gateway that may write the status of a model, and not the
 // model, writes the status. The error is not about the status.
 func TestARefusedFinalizerHidesNoStatus(t *testing.T) {
@@ -243,6 +242,7 @@ func TestARefusedFinalizerHidesNoStatus(t *testing.T) {
 	})
 }
 
+// Models that have pods get the finalizer, and released models lose it. Finalizers of others stay.
 func TestFinalizers(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
