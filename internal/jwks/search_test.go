@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,7 +116,8 @@ func TestO12_TheFirstReadingIsOne(t *testing.T) {
 }
 
 // A token that does not name its key has it tried among few keys only, because each try takes time
-// also for made-up tokens. A token that names its key is accepted whatever their number.
+// also for made-up tokens. A token that names its key is accepted whatever their number, if all
+// keys have names.
 func TestO12_ATokenTriesFewKeys(t *testing.T) {
 	t.Parallel()
 	var all []jose.JSONWebKey
@@ -137,4 +139,15 @@ func TestO12_ATokenTriesFewKeys(t *testing.T) {
 		t.Errorf("a token of one of many keys, without its name: %v after %d readings", err, p.reads.Load()-reads)
 	}
 	accepts(t, v, sign(t, last, jose.ES256, nil))
+
+	nameless := slices.Clone(all)
+	for i := range nameless {
+		nameless[i].KeyID = ""
+	}
+	p.publish(nameless...)
+	v.reread(t.Context())
+	if _, err := v.Verify(sign(t, last, jose.ES256, map[string]any{"jti": "named in vain"}), nil); !errors.Is(err, ErrInvalid) ||
+		!strings.Contains(err.Error(), "all keys") {
+		t.Errorf("a token that names its key where no key has a name: %v", err)
+	}
 }
