@@ -10,9 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sluice-gateway/sluice/internal/bench/report"
-
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/bench/report"
 	"github.com/sluice-gateway/sluice/internal/config"
 )
 

@@ -16,9 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sluice-gateway/sluice/internal/bench/report"
-
 	"github.com/sluice-gateway/sluice/internal/bench/local"
+	"github.com/sluice-gateway/sluice/internal/bench/report"
 )
 
 const (

@@ -59,7 +59,8 @@ type Options struct {
 	Config *config.Config
 	// Envoy is the path of the Envoy binary, or empty.
 	Envoy string
-	// Filter is the compiled filter for Envoy that this program contains, or nil.
+	// Filter is the compiled filter that this program contains, or nil. It is for
+	// envoy.TestedVersion.
 	Filter []byte
 	// AskedBy is what is to ask the gateway about each request: a value of envoy.filter.
 	AskedBy config.EnvoyFilter

@@ -16,7 +16,8 @@ import (
 func TestB6_DoctorTriesTheFilter(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	// standIn makes a program that says it is Envoy 1.40.0. It loads a filter if check succeeds.
+	// standIn makes a program that says it is this version of Envoy. It loads a filter if check
+	// succeeds.
 	standIn := func(name, version, check string) string {
 		path := filepath.Join(dir, name)
 		text := "#!/bin/sh\n[ \"$1\" = --version ] && echo envoy version: 0/" + version + "/Clean/RELEASE/BoringSSL && exit\n" +

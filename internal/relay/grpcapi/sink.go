@@ -252,7 +252,7 @@ func (s *sink) setTrailers(r *relay.Result) {
 	s.out.SetTrailer(md)
 }
 
-// errorOf returns an error of the gateway as an error of llm.v1.
+// errorOf returns an error of the gateway or of an engine as an error of llm.v1.
 func errorOf(e *openai.Error) *pb.Error {
 	return &pb.Error{
 		Code: int32(e.HTTPStatus()), Message: validUTF8([]byte(e.Message)), Type: e.Type(), Retryable: e.Retryable(),

@@ -93,7 +93,7 @@ func servedApart(g *harness.Gateway, model string, n, held int) (order []string)
 	return order
 }
 
-// hold sends a request that is held, and calls then when it has been answered.
+// hold sends a request to model m that is held. The request must be answered in the end.
 func hold(g *harness.Gateway, callers *sync.WaitGroup) {
 	callers.Go(func() {
 		if a := g.Post("/v1/completions", `{"model":"m","prompt":"hold"}`); a.StatusCode != 200 {
