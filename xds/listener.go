@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/sluice-gateway/sluice/internal/headers"
+	"github.com/sluice-gateway/sluice/internal/routes"
 )
 
 const (
@@ -172,6 +173,6 @@ func setTimeouts(m *hcm.HttpConnectionManager) {
 	m.StreamIdleTimeout = durationpb.New(0)
 	m.RequestHeadersTimeout = durationpb.New(headersTimeout)
 	// Envoy counts until all filters have processed the request, so the time includes the holding.
-	m.RequestTimeout = durationpb.New(holdTimeout + uploadTimeout)
+	m.RequestTimeout = durationpb.New(routes.HoldTimeout + uploadTimeout)
 	m.StreamFlushTimeout = durationpb.New(flushTimeout)
 }

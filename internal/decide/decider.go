@@ -2,7 +2,6 @@ package decide
 
 import (
 	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -43,10 +42,6 @@ type Config struct {
 	Requests *request.Store
 	Log      *zap.Logger
 }
-
-// maxHold is the longest time that a request may wait for its decision, and that Envoy's ext_proc
-// allows. It is longer than the longest wait that the configuration file may set.
-const maxHold = time.Hour
 
 // Decider decides what Envoy does with requests. Its methods are safe for concurrent use.
 type Decider struct {

@@ -73,6 +73,11 @@ func StreamID(path string) (id string, cancel, ok bool) {
 // MaxSmallBody is the largest request body in bytes of a route with SmallBody.
 const MaxSmallBody = 64 << 10
 
+// HoldTimeout is the longest time for which Envoy holds a request that waits for its decision. It
+// is the longest that Envoy's ext_proc allows, and longer than the longest wait that the
+// configuration file may set.
+const HoldTimeout = time.Hour
+
 const (
 	// apiTimeout bounds the answers that Sluice gives at once.
 	apiTimeout = 10 * time.Second
