@@ -144,11 +144,11 @@ func (c choice) keepsFailing(title string, now time.Time) *openai.Error {
 // hopeless. By the newest routing table a replica may have become ready since, or the model may be
 // gone.
 func (d *Dispatcher) explainHopeless(c choice) *openai.Error {
-	now := d.table.Load().refresh(c)
-	if fault := now.keepsFailing(c.title(), time.Now()); fault != nil {
+	newest := d.table.Load().refresh(c)
+	if fault := newest.keepsFailing(c.title(), time.Now()); fault != nil {
 		return fault
 	}
-	if now.any((*modelRoute).down) {
+	if newest.any((*modelRoute).down) {
 		return unreached(c)
 	}
 	return openai.Errorf(openai.CodeNoReplica, "No replica of %s was ready.", c.name())

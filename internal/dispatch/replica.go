@@ -74,9 +74,9 @@ type counter struct {
 	// slotTime is how long a request usually holds a slot.
 	slotTime usualTime
 	// silent is how many requests in a row the replica has left without a byte, see Silent.
-	// silentSince is when the first of them ended.
+	// silentSince is when the first of them ended, by steady.Nanos.
 	silent      atomic.Int32
-	silentSince atomic.Pointer[time.Time]
+	silentSince atomic.Int64
 	// news is what the engine said last; nil: nothing.
 	news atomic.Pointer[EngineNews]
 	// run is the run of the engine that was pickable last; nil: none was.

@@ -9,6 +9,7 @@ import (
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/steady"
 )
 
 // Failure is a set of kinds of failures that a replica causes. What a client causes (a 4xx, or that
@@ -33,6 +34,9 @@ const (
 	Stuck
 )
 
+// always are the failures that count under every policy.
+const always = Silent | Stuck
+
 const (
 	silentInARow = 3
 	silentAfter  = 5 * time.Second
@@ -50,20 +54,26 @@ func (t *Ticket) noteSilenceLocked(r Response) Failure {
 	switch {
 	case r.Lost: // it may have been answered
 	case r.Abandoned && time.Since(t.reservedAt) >= silentAfter:
-		n, now := c.silent.Add(1), time.Now()
-		if n == 1 {
-			c.silentSince.Store(&now)
-		}
-		since := c.silentSince.Load()
-		switch {
-		case n >= stuckInARow && since != nil && now.Sub(*since) >= stuckAfter:
-			c.silent.Store(0)
-			return Stuck
-		case n >= silentInARow:
-			return Silent
-		}
+		return c.countSilent(steady.Nanos(time.Now()))
 	case !r.Abandoned && c.silent.Load() != 0: // a failure is an answer, too
 		c.silent.Store(0)
+	}
+	return 0
+}
+
+// countSilent counts a request that ended now without a byte. It returns Silent or Stuck if the
+// replica is, else 0.
+func (c *counter) countSilent(now int64) Failure {
+	n := c.silent.Add(1)
+	if n == 1 {
+		c.silentSince.Store(now)
+	}
+	switch {
+	case n >= stuckInARow && now-c.silentSince.Load() >= int64(stuckAfter):
+		c.silent.Store(0)
+		return Stuck
+	case n >= silentInARow:
+		return Silent
 	}
 	return 0
 }
@@ -202,12 +212,12 @@ func (d *Dispatcher) pickableLocked(id string) (*engines.Replica, *modelRoute) {
 func (d *Dispatcher) unhealthyOnLocked(r *engines.Replica, t *modelRoute) Failure {
 	own := t.policy.UnhealthyOn
 	if own != 0 && !t.Discovered && len(d.counters[r.ID].models()) == 1 {
-		return own | Silent | Stuck
+		return own | always
 	}
 	if r.Launcher == engines.Upstream {
-		return upstreamUnhealthyOn | Silent | Stuck
+		return upstreamUnhealthyOn | always
 	}
-	return launchedUnhealthyOn | Silent | Stuck
+	return launchedUnhealthyOn | always
 }
 
 // suspendLocked suspends a launched replica and starts the timer that ends the suspension.

@@ -17,6 +17,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/request"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestO5_LoadedCountsEachStartOnce: a start is counted when its replica becomes ready, and only
@@ -117,7 +118,11 @@ func TestAStuckReplicaIsRestarted(t *testing.T) {
 	for _, id := range []string{"unknown", "server", "chat-2", "chat-1", "chat-0"} {
 		g.failed("chat", id, dispatch.Stuck, "left several requests in a row without an answer")
 	}
-	<-done
+	select {
+	case <-done:
+	case <-time.After(testutil.Patience):
+		t.Fatal("no replica was restarted")
+	}
 	var restarted []string
 	for _, e := range logs.FilterMessageSnippet("restarting it").All() {
 		restarted = append(restarted, e.ContextMap()["replica"].(string))
