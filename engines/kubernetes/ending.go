@@ -47,9 +47,11 @@ func (c *cluster) endPods(ctx context.Context, deployments map[string][]*appsv1.
 		if !ok {
 			timeout = c.DrainTimeout
 		}
-		mayEnd := c.mayEndPod(p, others, timeout, now)
+		var mayEnd bool
 		if isWorker(p) {
 			mayEnd = mayEndWorker(p, pods[leaderOf(p.Name)])
+		} else {
+			mayEnd = c.mayEndPod(p, others, timeout, now)
 		}
 		if mayEnd && c.isLeader() && ctx.Err() == nil {
 			errs = append(errs, c.endPod(ctx, p))
