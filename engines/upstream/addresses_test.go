@@ -111,30 +111,11 @@ func (s *nameServer) answer(m dnsmessage.Message) dnsmessage.Message {
 	return m
 }
 
-// listenAt listens on one port of each address.
-func listenAt(t *testing.T, addresses ...string) (listeners []net.Listener, port string) {
-	t.Helper()
-	first, err := net.Listen("tcp", addresses[0]+":0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ = net.SplitHostPort(first.Addr().String())
-	listeners = append(listeners, first)
-	for _, address := range addresses[1:] {
-		l, err := net.Listen("tcp", net.JoinHostPort(address, port))
-		if err != nil {
-			t.Fatal(err)
-		}
-		listeners = append(listeners, l)
-	}
-	return listeners, port
-}
-
 // startAt starts servers on one port of each address that list the model chat. seen gets what each
 // request was sent to.
 func startAt(t *testing.T, secure bool, seen func(r *http.Request), addresses ...string) (port, ca string) {
 	t.Helper()
-	listeners, port := listenAt(t, addresses...)
+	listeners, port := testutil.ListenAt(t, addresses...)
 	for _, listener := range listeners {
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			seen(r)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -30,6 +31,20 @@ func FreePort(t testing.TB) int {
 	}
 	t.Fatal("none of 1000 ports is free")
 	return 0
+}
+
+// ListenAt listens on one port of each address.
+func ListenAt(t testing.TB, addresses ...string) (listeners []net.Listener, port string) {
+	t.Helper()
+	port = strconv.Itoa(FreePort(t)) // A port of the kernel's choice is free at one address only.
+	for _, address := range addresses {
+		l, err := net.Listen("tcp", net.JoinHostPort(address, port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners = append(listeners, l)
+	}
+	return listeners, port
 }
 
 // reserve reports whether no other test process has the port. The mark is a socket with a name that

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/sluice-gateway/sluice/internal/testutil"
 	"github.com/sluice-gateway/sluice/tests/e2e/harness"
 )
 
@@ -54,14 +55,9 @@ type addressed struct {
 // engines.test.
 func startAddressed(t *testing.T, addresses []string, secure bool, check func(*http.Request)) (servers []*addressed, port, ca string) {
 	t.Helper()
-	port = "0"
 	certificate := certificateFor(t, "engines.test")
-	for _, address := range addresses {
-		l, err := net.Listen("tcp", net.JoinHostPort(address, port))
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, port, _ = net.SplitHostPort(l.Addr().String())
+	listeners, port := testutil.ListenAt(t, addresses...)
+	for _, l := range listeners {
 		a := &addressed{release: make(chan struct{})}
 		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			check(r)
