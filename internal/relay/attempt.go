@@ -16,15 +16,6 @@ import (
 	"github.com/sluice-gateway/sluice/internal/request"
 )
 
-// Reasons for which another replica is tried, as the metrics name them.
-const (
-	reasonConnect   = request.ReasonConnect
-	reasonReset     = request.ReasonReset
-	reason5xx       = request.Reason5xx
-	reasonTTFT      = request.ReasonTTFTTimeout
-	reasonPreempted = request.ReasonPreempted
-)
-
 // Causes of an attempt's context for which it is abandoned before its first token.
 var (
 	errNoFirstToken = errors.New("the engine has sent no first token in time")
@@ -110,7 +101,7 @@ func (f *failover) run() (preempted bool) {
 		switch {
 		case reason == "":
 			return false
-		case reason == reasonPreempted:
+		case reason == request.ReasonPreempted:
 			return true
 		case i < len(replicas)-1:
 			f.gen.reportRetry(f.ticket.Model, replica.ID, reason)
@@ -292,10 +283,10 @@ func (a *attempt) fail(err error) (reason string) {
 	switch {
 	case a.ctx.Err() == nil:
 	case errors.Is(cause, errPreempted):
-		return reasonPreempted
+		return request.ReasonPreempted
 	case errors.Is(cause, errNoFirstToken):
 		f.result.Fault = openai.Errorf(openai.CodeUpstreamTimeout, "The engine did not begin its answer in time.")
-		return reasonTTFT
+		return request.ReasonTTFTTimeout
 	case errors.Is(cause, errTimeout), errors.Is(cause, errTooLong):
 		a.stream.finishTimeout(cause)
 		return ""
@@ -311,11 +302,11 @@ func (a *attempt) fail(err error) (reason string) {
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "dial" {
 		if lack.IsOwn(err) {
-			return reasonConnect
+			return request.ReasonConnect
 		}
 		failed(f.ticket.Model, a.replica.ID, dispatch.Connect, "refused a connection")
-		return reasonConnect
+		return request.ReasonConnect
 	}
 	failed(f.ticket.Model, a.replica.ID, dispatch.Reset, "broke a response off")
-	return reasonReset
+	return request.ReasonReset
 }

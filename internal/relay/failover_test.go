@@ -14,6 +14,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	statuses "github.com/sluice-gateway/sluice/internal/failover"
 	"github.com/sluice-gateway/sluice/internal/http1"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/sim"
 )
 
@@ -42,21 +43,21 @@ func TestX6_R9_AnotherReplicaAnswers(t *testing.T) {
 		streams, plain bool
 	}{
 		"status=429":           {"429", "rate_limited", 429, true, true},
-		"status=503":           {reason5xx, "upstream_error", 503, true, true},
-		"status=500":           {reason5xx, "upstream_error", 500, true, true},
-		"reset-before-headers": {reasonReset, "upstream_error", 502, true, true},
-		"early-close":          {reasonReset, "upstream_error", 502, true, true},
-		"1xx":                  {reasonReset, "upstream_error", 502, true, true},
-		"endless-header":       {reasonReset, "upstream_error", 502, true, true},
-		"cut=0":                {reasonReset, "upstream_truncated", 502, false, true},
-		"eof=0":                {reasonReset, "upstream_truncated", 502, false, true},
-		"close,cut=0":          {reasonReset, "upstream_truncated", 502, false, true},
-		"close,cut=1":          {reasonReset, "upstream_error", 502, true, false}, // before the first token
-		"length=5":             {reasonReset, "upstream_truncated", 502, false, true},
-		"length=-5":            {reasonReset, "upstream_truncated", 502, false, true},
-		"close,garbage":        {reasonReset, "upstream_truncated", 502, false, true},
-		"gzip,cut=0":           {reasonReset, "upstream_truncated", 502, false, true},
-		"type=text/html,eof=0": {reasonReset, "upstream_error", 502, false, true},
+		"status=503":           {request.Reason5xx, "upstream_error", 503, true, true},
+		"status=500":           {request.Reason5xx, "upstream_error", 500, true, true},
+		"reset-before-headers": {request.ReasonReset, "upstream_error", 502, true, true},
+		"early-close":          {request.ReasonReset, "upstream_error", 502, true, true},
+		"1xx":                  {request.ReasonReset, "upstream_error", 502, true, true},
+		"endless-header":       {request.ReasonReset, "upstream_error", 502, true, true},
+		"cut=0":                {request.ReasonReset, "upstream_truncated", 502, false, true},
+		"eof=0":                {request.ReasonReset, "upstream_truncated", 502, false, true},
+		"close,cut=0":          {request.ReasonReset, "upstream_truncated", 502, false, true},
+		"close,cut=1":          {request.ReasonReset, "upstream_error", 502, true, false}, // before the first token
+		"length=5":             {request.ReasonReset, "upstream_truncated", 502, false, true},
+		"length=-5":            {request.ReasonReset, "upstream_truncated", 502, false, true},
+		"close,garbage":        {request.ReasonReset, "upstream_truncated", 502, false, true},
+		"gzip,cut=0":           {request.ReasonReset, "upstream_truncated", 502, false, true},
+		"type=text/html,eof=0": {request.ReasonReset, "upstream_error", 502, false, true},
 	} {
 		for body, applies := range map[string]bool{hello: c.streams, plainHello: c.plain} {
 			if !applies {
@@ -250,7 +251,7 @@ func TestAbandonedBeforeItsContextEnds(t *testing.T) {
 	for !a.isAbandoned() {
 		runtime.Gosched()
 	}
-	if reason := a.fail(nil); reason != reasonPreempted || len(h.failures) > 0 {
+	if reason := a.fail(nil); reason != request.ReasonPreempted || len(h.failures) > 0 {
 		t.Errorf("%q, %q", reason, h.failures)
 	}
 }
@@ -258,7 +259,7 @@ func TestAbandonedBeforeItsContextEnds(t *testing.T) {
 // A replica is not blamed when this process can open no further file.
 func TestNoFilesIsNoFaultOfTheReplica(t *testing.T) {
 	h := newHarness(t, options{})
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, h.engines[0].URL, http.NoBody)
+	asked, err := http.NewRequestWithContext(t.Context(), http.MethodPost, h.engines[0].URL, http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -271,7 +272,7 @@ func TestNoFilesIsNoFaultOfTheReplica(t *testing.T) {
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none); err != nil {
 		t.Fatal(err)
 	}
-	response, err := new(http1.Transport).RoundTrip(request)
+	response, err := new(http1.Transport).RoundTrip(asked)
 	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +281,7 @@ func TestNoFilesIsNoFaultOfTheReplica(t *testing.T) {
 		t.Fatal("a file was left")
 	}
 	a := &attempt{gen: &generation{relay: h.relay}, failover: &failover{ticket: &dispatch.Ticket{}}, ctx: t.Context()}
-	if reason := a.fail(err); reason != reasonConnect || len(h.failures) > 0 {
+	if reason := a.fail(err); reason != request.ReasonConnect || len(h.failures) > 0 {
 		t.Errorf("%v: %q, %q", err, reason, h.failures)
 	}
 }

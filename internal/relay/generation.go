@@ -11,6 +11,7 @@ import (
 	"github.com/sluice-gateway/sluice/internal/openai"
 	"github.com/sluice-gateway/sluice/internal/relay/queue"
 	"github.com/sluice-gateway/sluice/internal/relay/replay"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 const (
@@ -202,7 +203,7 @@ func (g *generation) work() (Result, *Answer) {
 		if g.trace != nil {
 			g.trace.Queued()
 		}
-		g.reportRetry(ticket.Model, f.result.Replica, reasonPreempted)
+		g.reportRetry(ticket.Model, f.result.Replica, request.ReasonPreempted)
 	}
 }
 
