@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/steady"
 )
 
 // expectCandidates checks who may be picked.
@@ -216,6 +217,23 @@ func TestAReplicaThatAnswersNothingIsStuck(t *testing.T) {
 			t.Errorf("soon after an answer: %v, want %v", got, Silent)
 		}
 	})
+}
+
+// A replica is not stuck because others have counted their requests before the first one has noted
+// its time, or because a count of long ago was as high.
+func TestTheTimeOfAFirstSilentRequest(t *testing.T) {
+	t.Parallel()
+	now := steady.Nanos(time.Now())
+	var c counter
+	c.silent.Store(stuckInARow - 1)
+	if got := c.countSilent(now); got != Silent {
+		t.Errorf("in the first count: %v, want %v", got, Silent)
+	}
+	c.endSilence()
+	c.silent.Store(stuckInARow - 1)
+	if got := c.countSilent(now + int64(stuckAfter)); got != Silent {
+		t.Errorf("in a later count: %v, want %v", got, Silent)
+	}
 }
 
 // Requests that were lost with their Envoy are no silence of their replica, which may have answered
