@@ -170,7 +170,7 @@ func TestANewProcessStartsAfresh(t *testing.T) {
 }
 
 // A replica that answers none of many requests for a long time is stuck. Then the count begins
-// again, and an answer ends it.
+// again. An answer ends it, and so does another process in its place.
 func TestAReplicaThatAnswersNothingIsStuck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -215,6 +215,13 @@ func TestAReplicaThatAnswersNothingIsStuck(t *testing.T) {
 		request(stuckAfter, true)
 		if got := silence(stuckInARow, silentAfter); got != Silent {
 			t.Errorf("soon after an answer: %v, want %v", got, Silent)
+		}
+		time.Sleep(stuckAfter)
+		next := replicas("a")
+		next[0].PID, next[0].Restarts = 200, 1
+		s.put("m", next...)
+		if got := silence(silentInARow-1, silentAfter); got != 0 {
+			t.Errorf("of a new process: %v, want none", got)
 		}
 	})
 }
