@@ -1,0 +1,41 @@
+package admission
+
+import (
+	"testing"
+	"testing/synctest"
+)
+
+// task admits a task of a tenant to a model.
+func (d testController) task(tenant, model string, tokens int) Task {
+	d.t.Helper()
+	task, wait, err := d.Schedule(d.t.Context(), TaskRequest{Tenant: tenant, Model: model, Tokens: tokens})
+	if err != nil || wait > 0 {
+		d.t.Fatal(wait, err)
+	}
+	return task
+}
+
+// A request under a task waits for the prefill of another request of its tenant. It goes when that
+// ends, whatever ends it and on whichever model, also if a request that lacks a lease is before it.
+func TestPrefillEndsForARequestUnderATask(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(*Lease){
+		"first token": func(l *Lease) { l.FirstToken() },
+		"release":     (*Lease).Release,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newTestController(t, Limits{MaxConcurrent: 1})
+				d.SetLimits("embed", Limits{})
+				d.SetTenants(map[string]TenantLimits{"capped": {MaxPrefill: 1}})
+				task := d.task("capped", "chat", 1)
+				first := d.start(t.Context(), Request{Model: "embed", Tenant: "capped", Prefill: true})
+				head := d.start(t.Context(), Request{Tenant: "other", Priority: Interactive})
+				under := d.start(t.Context(), Request{Tenant: "capped", Prefill: true, UnderTask: task.ID})
+				d.wantWaiting(head, under)
+				end(first.state().lease)
+				d.wantAdmitted(under, 0)
+			})
+		})
+	}
+}
