@@ -39,3 +39,23 @@ func TestPrefillEndsForARequestUnderATask(t *testing.T) {
 		})
 	}
 }
+
+// The requests behind one that is refused because its task has ended go at once, also while another
+// request of the task runs.
+func TestAnEndedTaskHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newTestController(t, Limits{})
+		d.SetTenants(map[string]TenantLimits{"capped": {MaxPrefill: 1}})
+		task := d.task("capped", "chat", 1)
+		d.start(t.Context(), Request{Tenant: "capped", Prefill: true, UnderTask: task.ID})
+		head := d.start(t.Context(), Request{Tenant: "capped", Prefill: true, UnderTask: task.ID})
+		behind := d.start(t.Context(), Request{Tenant: "capped"})
+		d.wantWaiting(head, behind)
+		if err := d.Complete(t.Context(), "capped", task.ID, 1); err != nil {
+			t.Fatal(err)
+		}
+		d.wantRefused(head, ErrUnknownTask, 0)
+		d.wantAdmitted(behind, 0)
+	})
+}
