@@ -350,6 +350,9 @@ func (c *Controller) SetPools(pools map[string][]string) {
 	for _, p := range c.pools {
 		c.admitFromQueue(&p.queue, now)
 	}
+	for _, g := range c.gates { // also those that have left a pool, whose waiters may have been before theirs
+		c.admitWaiters(g, now)
+	}
 }
 
 // relinkPools finds the gates of all pools again, after models, pools or weights have changed.

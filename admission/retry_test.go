@@ -3,6 +3,7 @@ package admission
 import (
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // task admits a task of a tenant to a model.
@@ -56,6 +57,23 @@ func TestAnEndedTaskHoldsNobodyUp(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.wantRefused(head, ErrUnknownTask, 0)
+		d.wantAdmitted(behind, 0)
+	})
+}
+
+// The requests for a model behind one of a pool go at once when the pool is gone.
+func TestAPoolThatIsGoneHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newTestController(t, Limits{TokensPerMinute: 60})
+		d.SetPools(map[string][]string{"auto": {"chat"}})
+		d.startTokens(60).release()
+		head := d.start(t.Context(), Request{Pool: "auto", Tenant: "a", Tokens: 50})
+		time.Sleep(10 * time.Second)
+		behind := d.start(t.Context(), Request{Tenant: "b", Tokens: 5})
+		d.wantWaiting(head, behind)
+		d.SetPools(nil)
+		d.wantRefused(head, ErrRemoved, 10*time.Second)
 		d.wantAdmitted(behind, 0)
 	})
 }
