@@ -86,9 +86,14 @@ func (c *Controller) findAccount(a *arrival, now time.Time) error {
 // endAccount says that the task has ended, and refuses those of its requests that wait.
 func (c *Controller) endAccount(a *account) {
 	a.ended = true
-	for _, w := range slices.Clone(a.lease.gate.queue.underTasks) {
+	g, refused := a.lease.gate, false
+	for _, w := range slices.Clone(g.queue.underTasks) {
 		if w.account == a {
 			c.refuse(w, ErrUnknownTask)
+			refused = true
 		}
+	}
+	if refused {
+		c.admitWaiters(g, time.Now()) // those behind may be admitted now
 	}
 }

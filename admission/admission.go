@@ -224,22 +224,16 @@ func (c *Controller) refuseHopelessWaiters(g *gate, now time.Time) {
 }
 
 // RefuseWaiters refuses with err the requests that wait for the model alone. Those that wait for a
-// pool stay.
+// pool stay, and so do tasks, which need no replica.
 func (c *Controller) RefuseWaiters(model string, err error) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
-	g, ok := c.gates[model]
-	if !ok {
-		return
-	}
-	for _, w := range g.queue.allWaiters() {
-		if w.homeQueue == &g.queue {
-			c.refuse(w, err)
-		}
+	if g, ok := c.gates[model]; ok {
+		c.refuseRequests(&g.queue, g.queue.allWaiters(), err)
 	}
 }
 
-// RefusePoolWaiters refuses with err the requests that wait for the pool.
+// RefusePoolWaiters refuses with err the requests that wait for the pool. Tasks stay.
 func (c *Controller) RefusePoolWaiters(pool string, err error) {
 	c.mu.Lock()
 	defer c.unlockAndRun()
@@ -251,10 +245,20 @@ func (c *Controller) RefusePoolWaiters(pool string, err error) {
 	for _, m := range p.memberships {
 		waiters = append(waiters, m.gate.queue.allWaiters()...)
 	}
+	c.refuseRequests(&p.queue, waiters, err)
+}
+
+// refuseRequests refuses those of the waiters that wait for the queue, except for tasks.
+func (c *Controller) refuseRequests(home *queue, waiters []*waiter, err error) {
+	refused := false
 	for _, w := range waiters {
-		if w.homeQueue == &p.queue {
+		if w.homeQueue == home && w.task == nil {
 			c.refuse(w, err)
+			refused = true
 		}
+	}
+	if refused {
+		c.admitFromQueue(home, time.Now()) // those behind may be admitted now
 	}
 }
 
@@ -345,6 +349,9 @@ func (c *Controller) SetPools(pools map[string][]string) {
 	now := time.Now()
 	for _, p := range c.pools {
 		c.admitFromQueue(&p.queue, now)
+	}
+	for _, g := range c.gates { // also those that have left a pool, whose waiters may have been before theirs
+		c.admitWaiters(g, now)
 	}
 }
 

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"slices"
 	"strconv"
 	"time"
 )
@@ -241,6 +242,20 @@ func (c *Controller) admitAfterRelease(g *gate, t *tenant, now time.Time) {
 		t.deniedReason = Granted
 		c.unparkFlows(t, now)
 	}
+	c.admitUnderTasks(t, now)
+}
+
+// admitUnderTasks admits waiters under tasks when one of the tenant's requests may have left
+// prefill. Their flows are not parked while another flow has the head, which they may pass.
+func (c *Controller) admitUnderTasks(t *tenant, now time.Time) {
+	if t.limits.MaxPrefill <= 0 || t.waiters == t.waiting {
+		return
+	}
+	for _, g := range c.gates {
+		if slices.ContainsFunc(g.queue.underTasks, func(w *waiter) bool { return w.tenant == t }) {
+			c.admitWaiters(g, now)
+		}
+	}
 }
 
 // FirstToken says that the response has begun, so the request is no longer in prefill. Only the
@@ -267,6 +282,7 @@ func (l *Lease) FirstToken() bool {
 		}
 		c.unparkFlows(l.tenant, time.Now())
 	}
+	c.admitUnderTasks(l.tenant, time.Now())
 	return true
 }
 

@@ -264,3 +264,36 @@ func TestU9_RecoveryBeforeTheRefusalIsExplained(t *testing.T) {
 		}
 	}
 }
+
+// A pool refuses those that wait for it as soon as none of its models can be started or reached,
+// whatever becomes of the model that was the last one with a hope.
+func TestU9_ThePoolLosesItsLastHope(t *testing.T) {
+	t.Parallel()
+	pools := func(models ...string) Rules { return Rules{Pools: map[string][]string{"p": models}, FirstPool: "p"} }
+	for name, change := range map[string]func(stage){
+		"drained": func(s stage) { s.DrainModel("hope", true) },
+		"removed": func(s stage) { s.fleet.Set("test-hope", engines.Part{}); s.rebuild() },
+		"failing": func(s stage) {
+			s.put("hope", engines.Replica{ID: "hope", State: engines.Failed, FailedStarts: maxFailedStarts})
+		},
+		"no member": func(s stage) { s.SetRules(pools("failing")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStage(Policy{})
+				s.put("failing", engines.Replica{ID: "failing", State: engines.Failed, FailedStarts: maxFailedStarts})
+				s.put("hope", engines.Replica{ID: "hope", State: engines.Starting})
+				s.SetRules(pools("failing", "hope"))
+				_, waits, fault := s.Begin(t.Context(), newRequest("p", "k"))
+				if fault != nil {
+					t.Fatal(fault)
+				}
+				began := time.Now()
+				change(s)
+				if _, fault := waits.Await(t.Context()); fault == nil || fault.Code != openai.CodeReplicaFailed || time.Since(began) != 0 {
+					t.Errorf("%v after %v, want replica_failed at once", fault, time.Since(began))
+				}
+			})
+		})
+	}
+}

@@ -74,7 +74,7 @@ type counter struct {
 	// slotTime is how long a request usually holds a slot.
 	slotTime usualTime
 	// silent is how many requests in a row the replica has left without a byte, see Silent.
-	// silentSince is when the first of them ended, by steady.Nanos.
+	// silentSince is when the first of them ended, by steady.Nanos; 0: there is none.
 	silent      atomic.Int32
 	silentSince atomic.Int64
 	// news is what the engine said last; nil: nothing.

@@ -86,10 +86,12 @@ func (r *run) text() string {
 	return fmt.Sprintf("%s pid=%d restarts=%d", r.process.address, r.process.pid, r.process.restarts)
 }
 
-// setRun records which run of its engine the counter counts for.
+// setRun records which run of its engine the counter counts for. The silence of an earlier run is
+// not held against it.
 func (c *counter) setRun(r run) {
 	if before := c.run.Load(); before == nil || *before != r {
 		c.run.Store(&r)
+		c.endSilence()
 	}
 }
 

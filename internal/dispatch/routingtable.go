@@ -121,14 +121,14 @@ func (d *Dispatcher) rebuildLocked() {
 		d.estimators[name].close()
 		delete(d.estimators, name)
 	}
-	d.refuseFailingPoolsLocked(w, changed)
+	d.refuseFailingPoolsLocked(w)
 	d.dropCountersLocked(w.snapshot)
 }
 
 // refuseFailingPoolsLocked refuses the requests that wait for a pool none of whose models can be
 // started or reached. Requests of tenants that may use only some of the models wait as long as
 // others may start.
-func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable, changed map[string]struct{}) {
+func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable) {
 	for pool, models := range w.pools {
 		failing, waits := false, false
 		for _, name := range models {
@@ -136,8 +136,7 @@ func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable, changed map[strin
 			if t == nil || w.drained[name] || !t.serves() {
 				continue
 			}
-			_, isNew := changed[name]
-			failing = failing || t.hopeless() && isNew
+			failing = failing || t.hopeless()
 			waits = waits || !t.refusesCold()
 		}
 		if failing && !waits {

@@ -56,7 +56,7 @@ func (t *Ticket) noteSilenceLocked(r Response) Failure {
 	case r.Abandoned && time.Since(t.reservedAt) >= silentAfter:
 		return c.countSilent(steady.Nanos(time.Now()))
 	case !r.Abandoned && c.silent.Load() != 0: // a failure is an answer, too
-		c.silent.Store(0)
+		c.endSilence()
 	}
 	return 0
 }
@@ -64,18 +64,21 @@ func (t *Ticket) noteSilenceLocked(r Response) Failure {
 // countSilent counts a request that ended now without a byte. It returns Silent or Stuck if the
 // replica is, else 0.
 func (c *counter) countSilent(now int64) Failure {
-	n := c.silent.Add(1)
-	if n == 1 {
-		c.silentSince.Store(now)
-	}
-	switch {
+	c.silentSince.CompareAndSwap(0, now) // before the request counts for others
+	switch n := c.silent.Add(1); {
 	case n >= stuckInARow && now-c.silentSince.Load() >= int64(stuckAfter):
-		c.silent.Store(0)
+		c.endSilence()
 		return Stuck
 	case n >= silentInARow:
 		return Silent
 	}
 	return 0
+}
+
+// endSilence has the count begin again.
+func (c *counter) endSilence() {
+	c.silent.Store(0)
+	c.silentSince.Store(0)
 }
 
 // These failures make a replica unhealthy if the policy names none. Of an upstream, all failures

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/steady"
 )
 
 // expectCandidates checks who may be picked.
@@ -169,7 +170,7 @@ func TestANewProcessStartsAfresh(t *testing.T) {
 }
 
 // A replica that answers none of many requests for a long time is stuck. Then the count begins
-// again, and an answer ends it.
+// again. An answer ends it, and so does another process in its place.
 func TestAReplicaThatAnswersNothingIsStuck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -215,7 +216,31 @@ func TestAReplicaThatAnswersNothingIsStuck(t *testing.T) {
 		if got := silence(stuckInARow, silentAfter); got != Silent {
 			t.Errorf("soon after an answer: %v, want %v", got, Silent)
 		}
+		time.Sleep(stuckAfter)
+		next := replicas("a")
+		next[0].PID, next[0].Restarts = 200, 1
+		s.put("m", next...)
+		if got := silence(silentInARow-1, silentAfter); got != 0 {
+			t.Errorf("of a new process: %v, want none", got)
+		}
 	})
+}
+
+// A replica is not stuck because others have counted their requests before the first one has noted
+// its time, or because a count of long ago was as high.
+func TestTheTimeOfAFirstSilentRequest(t *testing.T) {
+	t.Parallel()
+	now := steady.Nanos(time.Now())
+	var c counter
+	c.silent.Store(stuckInARow - 1)
+	if got := c.countSilent(now); got != Silent {
+		t.Errorf("in the first count: %v, want %v", got, Silent)
+	}
+	c.endSilence()
+	c.silent.Store(stuckInARow - 1)
+	if got := c.countSilent(now + int64(stuckAfter)); got != Silent {
+		t.Errorf("in a later count: %v, want %v", got, Silent)
+	}
 }
 
 // Requests that were lost with their Envoy are no silence of their replica, which may have answered

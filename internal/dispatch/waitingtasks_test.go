@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
+	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
 
@@ -72,6 +73,49 @@ func TestW6_AWaitingTaskSeesWhatChanges(t *testing.T) {
 				c.change(t, s, first.ID)
 				if got := <-waits; got.Model != c.want || got.fault != nil || time.Since(began) > 0 != (c.want == "") {
 					t.Errorf("after %v: %+v", time.Since(began), got)
+				}
+			})
+		})
+	}
+}
+
+// Calls of /schedule need no replica. So they wait on where requests are refused because no server
+// can be reached, and no request that is refused holds them up.
+func TestW6_TasksWaitWithoutAServer(t *testing.T) {
+	t.Parallel()
+	for name, ask := range map[string]TaskRequest{"model": {Model: "m"}, "pool": {Pool: "p"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newStage(Policy{})
+				r := engines.Replica{ID: "up:80", Model: "m", Launcher: engines.Upstream, State: engines.Failed, Since: time.Now()}
+				s.fleet.Set("m", engines.Part{Models: []engines.Model{{Name: "m", Launcher: engines.Upstream}}, Replicas: []engines.Replica{r}})
+				limits := admission.Limits{MaxConcurrent: 1, QueueTimeout: time.Hour}
+				s.SetRules(Rules{Pools: map[string][]string{"p": {"m"}}, FirstPool: "p", Default: Policy{Limits: limits}})
+				first, _, fault := s.Schedule(t.Context(), TaskRequest{Tenant: "t", Model: "m", Tokens: 1})
+				if fault != nil {
+					t.Fatal(fault)
+				}
+				var requests []*Pending
+				for _, model := range []string{"m", "p"} {
+					_, waits, fault := s.Begin(t.Context(), newRequest(model, "k"))
+					if fault != nil {
+						t.Fatal(fault)
+					}
+					requests = append(requests, waits)
+				}
+				ask.Tenant, ask.Tokens, ask.MaxWait = "t", 1, 4*time.Minute
+				waits := s.queueTask(t, ask)
+				if ok, fault := s.Complete(t.Context(), "t", first.ID, 1); !ok || fault != nil {
+					t.Fatal(ok, fault)
+				}
+				began := time.Now()
+				if got := <-waits; got.Model != "m" || time.Since(began) != maxOutage {
+					t.Errorf("after %v: %+v, want a task when the requests before it are refused", time.Since(began), got)
+				}
+				for _, r := range requests {
+					if _, fault := r.Await(t.Context()); fault == nil || fault.Code != openai.CodeNoReplica {
+						t.Errorf("%v, want no_replica", fault)
+					}
 				}
 			})
 		})
