@@ -230,8 +230,8 @@ func TestX20_AHeldRequestArrivesAsItWas(t *testing.T) {
 	}
 }
 
-// The successor takes no second request of a task while a predecessor holds one, also after the slot
-// of that one has moved. A process that is replaced in its turn leaves the task alone.
+// The successor takes no second request of a task while a predecessor holds one, also after the
+// slot of that one has moved. A process that is replaced in its turn leaves the task alone.
 func TestX20_W6_TheTaskOfAHeldRequestIsHeld(t *testing.T) {
 	next := newDispatcher()
 	task, _, fault := next.Schedule(t.Context(), dispatch.TaskRequest{Tenant: "acme", Model: "m"})

@@ -60,8 +60,8 @@ func (o *operator) restart(ctx context.Context, r engines.Replica) error {
 }
 
 // restartStuck restarts a replica that takes requests and has answered none for a long time. It
-// does nothing if the replica is not ready, or drained, or run by someone else. Of the gateways that
-// share replicas on Ray, only the one that writes restarts them.
+// does nothing if the replica is not ready, or drained, or run by someone else. Of the gateways
+// that share replicas on Ray, only the one that writes restarts them.
 func (o *operator) restartStuck(model, id string) {
 	all := o.replicasOf(model)
 	i := slices.IndexFunc(all, func(r engines.Replica) bool { return r.ID == id })
