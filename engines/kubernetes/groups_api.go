@@ -69,21 +69,33 @@ func (s leaderStore) Replace(list []any, version string) error {
 // resource has none; only models that need it are told why.
 func (c *cluster) watchGroups(ctx context.Context) {
 	own := selector(c.labels())
+	// A user who may only list the objects is told of no change, so a list alone ends no fault.
+	watching := false
 	source := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			watching = false
 			o.LabelSelector = own
 			return c.groupsAPI.List(ctx, o)
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.LabelSelector = own
 			events, err := c.groupsAPI.Watch(ctx, o)
-			if err == nil {
+			watching = err == nil
+			if watching {
 				c.health.clear(watchingGroups)
+			}
+			if watching && o.SendInitialEvents == nil { // else the objects come by the watch
+				c.setGroupsFault(nil)
+				signal(c.reconcileSignal)
 			}
 			return events, err
 		},
 	}
-	store := leaderStore{watchStore: c.groupSets, listed: func() { c.setGroupsFault(nil) }}
+	store := leaderStore{watchStore: c.groupSets, listed: func() {
+		if watching {
+			c.setGroupsFault(nil)
+		}
+	}}
 	reflector := newReflector(groupsResource().Resource, source, &unstructured.Unstructured{}, store)
 	for ctx.Err() == nil {
 		wait := retryDelay / 2

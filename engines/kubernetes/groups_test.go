@@ -1,9 +1,11 @@
 package kubernetes
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,6 +14,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -141,4 +147,50 @@ func TestNoLeaderWorkerSetsAfterAnOutage(t *testing.T) {
 			}
 		}
 	}
+}
+
+// listOnly is the API of LeaderWorkerSets for a user who may list them and, from its fourth watch
+// on, watch them.
+type listOnly struct {
+	dynamic.ResourceInterface
+	t       *testing.T
+	c       *cluster
+	watches int
+}
+
+func (l *listOnly) List(context.Context, metav1.ListOptions) (*unstructured.UnstructuredList, error) {
+	return &unstructured.UnstructuredList{}, nil
+}
+
+func (l *listOnly) Watch(_ context.Context, o metav1.ListOptions) (watch.Interface, error) {
+	if o.SendInitialEvents != nil { // the list comes by List
+		return nil, apierrors.NewInvalid(schema.GroupKind{}, "", nil)
+	}
+	if l.watches++; l.watches > 3 {
+		return watch.NewFake(), nil
+	}
+	if usable := l.c.groupsUsable() == nil; usable != (l.watches == 1) {
+		l.t.Errorf("watch %d: LeaderWorkerSets are usable: %v", l.watches, usable)
+	}
+	return nil, apierrors.NewForbidden(groupsResource().GroupResource(), "", nil)
+}
+
+// TestLeaderWorkerSetsThatNobodyMayWatch: what a model is told stays while the objects may be
+// listed and not watched. Before, each list took it back for a moment.
+func TestLeaderWorkerSetsThatNobodyMayWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := &cluster{health: newHealth(zap.NewNop()), groupSets: newWatchStore[*appsv1.Deployment](func() {}), reconcileSignal: make(chan struct{}, 1)}
+		api := &listOnly{t: t, c: c}
+		c.groupsAPI = api
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { defer close(ended); c.watchGroups(ctx) }()
+		time.Sleep(5 * groupsRetry)
+		synctest.Wait()
+		if err := c.groupsUsable(); err != nil || api.watches != 4 {
+			t.Errorf("after %d watches, of which the last is allowed: %v", api.watches, err)
+		}
+		stop()
+		<-ended
+	})
 }

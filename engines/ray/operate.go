@@ -17,6 +17,10 @@ const logInterval = 2 * time.Second
 // restarted stands in the place of the specification of a job that is to be replaced.
 const restarted = "restarted by an operator"
 
+// ErrNotWriter means that this gateway does not write to Ray. Another one of the group does, or a
+// fault in Status keeps it from that.
+var ErrNotWriter = errors.New("another gateway of this installation starts and stops its jobs: ask that one")
+
 // ScaledBy returns the identity of another gateway of the group that decides how many jobs a model
 // has. It is empty if this gateway does or nobody is known to.
 func (l *Launcher) ScaledBy() string {
@@ -27,12 +31,12 @@ func (l *Launcher) ScaledBy() string {
 }
 
 // Restart replaces the job of a replica: its successor is started first, as for a change of the
-// model. It fails at a gateway that does not write to Ray.
+// model. It fails with ErrNotWriter at a gateway that does not write to Ray.
 func (l *Launcher) Restart(id string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.mayWriteLocked() {
-		return errors.New("another gateway of this installation starts and stops its jobs: ask that one")
+		return ErrNotWriter
 	}
 	for _, r := range l.replicas {
 		if r.ID == id && r.job != "" {

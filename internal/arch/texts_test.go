@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sluice-gateway/sluice/envoy/filter"
 )
 
 // readFile returns the text of a file of the repository.
@@ -160,5 +162,19 @@ func TestLogsWriteNamesOneWay(t *testing.T) {
 	}
 	if found < 100 {
 		t.Errorf("only %d messages were found", found)
+	}
+}
+
+// TestOneVersionOfEnvoy: other files than those of Go name the version that the filter is made for.
+func TestOneVersionOfEnvoy(t *testing.T) {
+	for file, before := range map[string]string{
+		"packaging/helm/sluice/values.yaml":      "envoyproxy/envoy:distroless-v",
+		"examples/kubernetes/envoys/envoys.yaml": "envoyproxy/envoy:distroless-v",
+		"docs/filter.md":                         "the version that the filter is made for, ",
+		"envoy/filter/src/abi.h":                 "dynamic modules of Envoy ",
+	} {
+		if want := before + filter.EnvoyVersion; !strings.Contains(readFile(t, file), want) {
+			t.Errorf("%s has not %q", file, want)
+		}
 	}
 }

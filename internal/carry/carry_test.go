@@ -230,6 +230,56 @@ func TestX20_AHeldRequestArrivesAsItWas(t *testing.T) {
 	}
 }
 
+// The successor takes no second request of a task while a predecessor holds one, also after the
+// slot of that one has moved. A process that is replaced in its turn leaves the task alone.
+func TestX20_W6_TheTaskOfAHeldRequestIsHeld(t *testing.T) {
+	next := newDispatcher()
+	task, _, fault := next.Schedule(t.Context(), dispatch.TaskRequest{Tenant: "acme", Model: "m"})
+	if fault != nil {
+		t.Fatal(fault)
+	}
+	busy := func() bool {
+		ticket, fault := next.Dispatch(t.Context(), &dispatch.Request{Model: "m", Tenant: "acme", Endpoint: openai.Chat, Task: task.ID,
+			Key: func(int) uint64 { return 1 }})
+		if fault == nil {
+			ticket.Release()
+		}
+		return fault != nil && fault.Code == openai.CodeRequestIDConflict
+	}
+	path := filepath.Join(t.TempDir(), "carry.sock")
+	server, stop := serve(t, next, path)
+	old, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Close()
+	out := json.NewEncoder(old)
+	tell := func(all ...message) {
+		t.Helper()
+		for _, m := range all {
+			if err := out.Encode(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	r := dispatch.HeldRequest{Model: "m", Replica: "m-0", Tenant: "acme", SlotOnly: true, Task: task.ID}
+	tell(message{Hold: newHold(1, r)}, message{Hold: newHold(1, r)}, message{Synced: true})
+	if err := server.Await(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if !busy() {
+		t.Error("a second request of the task is admitted")
+	}
+	tell(message{Release: 1})
+	testutil.Eventually(t, "the task is free after its request", func() bool { return !busy() })
+	tell(message{Hold: newHold(2, r)})
+	testutil.Eventually(t, "the task has a request again", busy)
+	stop()
+	if busy() {
+		t.Error("a process that was replaced holds the task")
+	}
+}
+
 // A successor that stops tells its predecessors, also those that connect later.
 func TestX20_PredecessorsDrain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "carry.sock")

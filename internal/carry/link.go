@@ -96,6 +96,7 @@ func (l *Link) Corrected(t *dispatch.Ticket, r dispatch.HeldRequest, tokens int)
 // released returns what tells the cost of a request that the successor does not count.
 func (o outgoing) released() []outgoing {
 	ref := o.Correct.Ref
+	o.of.Task = "" // the next request of the task may run already
 	return []outgoing{{message: message{Hold: newHold(ref, o.of)}}, o, {message: message{Release: ref}}}
 }
 

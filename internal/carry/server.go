@@ -111,8 +111,11 @@ func (s *Server) serve(ctx context.Context, conn net.Conn) {
 	s.mu.Lock()
 	delete(s.predecessors, p)
 	s.mu.Unlock()
-	if ctx.Err() != nil {
-		return // this process is being replaced in its turn: the successor counts them
+	if ctx.Err() != nil { // this process is being replaced in its turn: the successor counts them
+		for _, r := range p.held {
+			r.LeaveTask()
+		}
+		return
 	}
 	for _, r := range p.held {
 		r.Release()
@@ -128,6 +131,9 @@ func (s *Server) handle(p *predecessor, m *message) {
 		p.process = *m.Hello
 		s.mu.Unlock()
 	case m.Hold != nil:
+		if before := p.held[m.Hold.Ref]; before != nil { // its slot has moved
+			before.LeaveTask()
+		}
 		s.replace(p, m.Hold.Ref, s.dispatcher.Carry(m.Hold.request()))
 	case m.Correct != nil:
 		if r := p.held[m.Correct.Ref]; r != nil {

@@ -19,14 +19,14 @@ type CarriedRequest struct {
 	here    *atomic.Int64
 	// lease is nil with shared state and for a request of a task.
 	lease *admission.Lease
-	// leaveTask ends the renewals of the task of the request.
+	// leaveTask ends the claim of the task of the request, and its renewals.
 	leaveTask func()
 	once      sync.Once
 }
 
 // Carry counts a request that an earlier process carries, even beyond the limits. Its estimate is
-// not charged here, so Correct charges its whole cost. The earlier process can no longer renew the
-// task of the request, so it is renewed here.
+// not charged here, so Correct charges its whole cost. The request has the claim of its task here,
+// too. The earlier process can no longer renew the task, so it is renewed here.
 func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
 	c := &CarriedRequest{dispatcher: d, model: r.Model}
 	d.mu.Lock()
@@ -34,13 +34,17 @@ func (d *Dispatcher) Carry(r HeldRequest) *CarriedRequest {
 	c.here = c.counter.at("")
 	c.counter.add(c.here, 1)
 	d.mu.Unlock()
-	c.leaveTask = d.keepTask(r.Tenant, r.Task)
+	c.leaveTask = d.holdTask(r.Tenant, r.Task)
 	if d.config.Shared || r.SlotOnly {
 		return c
 	}
 	c.lease = d.config.Admission.RecoverRequest(admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.APIKey})
 	return c
 }
+
+// LeaveTask leaves the task of the request alone: another process, or another CarriedRequest, has
+// the request from now on.
+func (c *CarriedRequest) LeaveTask() { c.leaveTask() }
 
 // Correct corrects the charge of the request to its real cost in tokens; negative: it is not known.
 func (c *CarriedRequest) Correct(tokens int) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
@@ -199,12 +200,15 @@ func (d *Dispatcher) chooseByTask(ctx context.Context, w *routingTable, c choice
 		Message: "The task was admitted to the model `" + task.Model + "`, not to " + c.name() + "."}
 }
 
+// claimOfTask begins the ids of the claims of tasks.
+const claimOfTask = "task\x00"
+
 // claimTask claims the task for one request at a time, so that the requests of one admission do not
 // run in parallel. The returned function releases the claim and calls release. If another request
 // has the claim, claimTask calls release and returns false. While a request has the claim, its
 // caller is alive, so the task is renewed.
 func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
-	end, ok := d.ids.claim(r.Tenant, "task\x00"+r.Task)
+	end, ok := d.ids.claim(r.Tenant, claimOfTask+r.Task)
 	if !ok {
 		release()
 		return nil, false
@@ -217,12 +221,25 @@ func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 	}, true
 }
 
-// keepTask renews a task again and again, until leave is called or the task is over. An empty id is
-// no task.
-func (d *Dispatcher) keepTask(tenant, id string) (leave func()) {
+// holdTask claims and renews the task of a carried request, until leave is called. Only the first
+// call of leave has an effect. The claim may be lacking, because a carried request cannot be
+// refused.
+func (d *Dispatcher) holdTask(tenant, id string) (leave func()) {
 	if id == "" {
 		return func() {}
 	}
+	end, claimed := d.ids.claim(tenant, claimOfTask+id)
+	stop := d.keepTask(tenant, id)
+	return sync.OnceFunc(func() {
+		stop()
+		if claimed {
+			end()
+		}
+	})
+}
+
+// keepTask renews a task again and again, until leave is called or the task is over.
+func (d *Dispatcher) keepTask(tenant, id string) (leave func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	timer := time.AfterFunc(d.renewalPause(), func() { d.renewUntil(ctx, tenant, id) })
 	return func() {

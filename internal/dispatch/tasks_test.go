@@ -214,7 +214,7 @@ func TestW6_ATaskLastsAsLongAsItsRequest(t *testing.T) {
 
 // TestW6_ATaskLastsAsLongAsItsCarriedRequest: an earlier process carries a request of a task for
 // much longer than the lease. The process that has the tasks now keeps the task until the request
-// has ended.
+// has ended, and no other request of the task runs meanwhile.
 func TestW6_ATaskLastsAsLongAsItsCarriedRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old, s := newStage(Policy{}), newStage(Policy{})
@@ -230,11 +230,15 @@ func TestW6_ATaskLastsAsLongAsItsCarriedRequest(t *testing.T) {
 		}
 		held.Task = s.schedule(t, 10)
 		carried := s.Carry(held)
+		if _, fault := s.Dispatch(t.Context(), sized(held.Task, 4)); fault == nil || fault.Code != openai.CodeRequestIDConflict {
+			t.Errorf("a second request of the task: %v", fault)
+		}
 		time.Sleep(10 * time.Minute)
 		if _, ok, fault := s.Renew(t.Context(), "t", held.Task); !ok || fault != nil {
 			t.Errorf("while the request runs: %v, %v", ok, fault)
 		}
 		carried.Release()
+		s.must(t, sized(held.Task, 4)).Release()
 		time.Sleep(2 * time.Minute)
 		if _, ok, _ := s.Renew(t.Context(), "t", held.Task); ok {
 			t.Error("the task is renewed after its request")

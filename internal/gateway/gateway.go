@@ -253,7 +253,9 @@ func randomName(bytes int) string {
 // run returns when the gateway has drained; in a process that was started first also when a later
 // process has. The error is ErrHandedOver when another process serves the gateway.
 func (g *Gateway) run(ctx context.Context, from *takeOver) error {
-	signalled := ctx // it ends with the first signal of g.stops
+	ended := make(chan struct{})
+	defer close(ended) // when everything below has ended
+	signalled := ctx   // it ends with the first signal of g.stops
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	// The parts run on after ctx has ended, because drain needs them.
@@ -290,7 +292,7 @@ func (g *Gateway) run(ctx context.Context, from *takeOver) error {
 		g.log.Error("new process did not start, this one goes on", zap.Error(err))
 	}
 	defer os.Remove(carriedSocket(g.dir, g.instance)) //nolint:errcheck // nobody uses it any more
-	g.stops.told = signalled.Err() == nil
+	g.stops.told, g.stops.ended = signalled.Err() == nil, ended
 	err := g.stop(ctx, g.options.Config.DrainTimeout)
 	return errors.Join(err, g.managing.stop(), g.serving.stop(), g.predecessors.stop())
 }
@@ -441,7 +443,7 @@ func (g *Gateway) drain(timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout+30*time.Second)
 	defer cancel()
 	g.log.Info("drain started", zap.Duration("at_most", timeout))
-	unhurried, end := g.stops.hurry(ctx, g.dir, g.log)
+	unhurried, end := g.stops.hurry(ctx, timeout, g.dir, g.log)
 	defer end()
 	timeout = g.leaveEnvoys(unhurried, timeout)
 	g.admission.Close() // a request that waits holds nothing, so its client is answered now

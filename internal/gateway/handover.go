@@ -121,6 +121,8 @@ type stops struct {
 	// told means that the process stops for another reason than a signal of these. The first one
 	// counts as the second then.
 	told bool
+	// ended is closed when the process has done all that it does at its end.
+	ended <-chan struct{}
 }
 
 // catchStops returns the signals to stop that come from now on. They are read until the process
@@ -159,10 +161,12 @@ const sameStop = 100 * time.Millisecond
 
 // hurry kills all processes of the directory when a second signal to stop comes before ctx ends.
 // The context that it returns ends with that signal, with ctx, and by the function that it returns,
-// which ends this behaviour.
-func (s stops) hurry(ctx context.Context, dir *process.Dir, log *zap.Logger) (unhurried context.Context, end func()) {
+// which ends this behaviour. After that signal or after timeout, a drain does not wait for a
+// directory that hangs.
+func (s stops) hurry(ctx context.Context, timeout time.Duration, dir *process.Dir, log *zap.Logger) (unhurried context.Context, end func()) {
 	unhurried, end = context.WithCancel(ctx)
 	began := time.Now()
+	go s.exitOnHang(unhurried, timeout, dir, log)
 	go func() {
 		for count := 0; count < 2; {
 			select {

@@ -94,6 +94,9 @@ func (n *node) run(ctx context.Context) error {
 	handOver := make(chan os.Signal, 1)
 	signal.Notify(handOver, handOverSignal)
 	n.stops = catchStops()
+	ended := make(chan struct{})
+	defer close(ended)
+	n.stops.ended = ended
 	// A node has no file to read again, so SIGHUP does nothing. The signal is caught rather than
 	// ignored, because engines would inherit that it is ignored.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
@@ -143,7 +146,7 @@ func (n *node) drain() error {
 	n.log.Info("drain started", zap.Duration("at_most", n.flags.DrainTimeout))
 	ctx, cancel := context.WithTimeout(context.Background(), n.flags.DrainTimeout+30*time.Second)
 	defer cancel()
-	_, end := n.stops.hurry(ctx, n.dir, n.log)
+	_, end := n.stops.hurry(ctx, n.flags.DrainTimeout, n.dir, n.log)
 	defer end()
 	return errors.Join(n.agent.Stop(ctx), n.dir.EndAll(ctx, 5*time.Second))
 }

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/engines/ray"
 	"github.com/sluice-gateway/sluice/internal/config"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/request"
@@ -96,7 +97,7 @@ func TestU2_AFailureSparesTheLastServerThatIsNotDrained(t *testing.T) {
 }
 
 // A stuck replica is restarted, but none that is drained, that is not ready or that someone else
-// runs.
+// runs. A gateway that does not write to Ray says nothing about one there.
 func TestAStuckReplicaIsRestarted(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir()
@@ -111,11 +112,18 @@ func TestAStuckReplicaIsRestarted(t *testing.T) {
 	g.fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat"}}, Replicas: []engines.Replica{
 		replica("chat-0", engines.Local, engines.Ready), replica("chat-1", engines.Local, engines.Ready),
 		replica("chat-2", engines.Local, engines.Starting), replica("server", engines.Upstream, engines.Ready),
+		replica("chat-ray", engines.Ray, engines.Ready),
 	}})
+	g.launchers.ray = ray.New(ray.Config{Fleet: g.fleet}) // it does not run, so it may not write
 	g.operator.DrainReplica("chat-1", true)
 	done := make(chan struct{})
-	go func() { defer close(done); (<-g.operator.work)(t.Context()) }()
-	for _, id := range []string{"unknown", "server", "chat-2", "chat-1", "chat-0"} {
+	go func() {
+		defer close(done)
+		for range 2 {
+			(<-g.operator.work)(t.Context())
+		}
+	}()
+	for _, id := range []string{"unknown", "server", "chat-2", "chat-1", "chat-ray", "chat-0"} {
 		g.failed("chat", id, dispatch.Stuck, "left several requests in a row without an answer")
 	}
 	select {
@@ -124,6 +132,9 @@ func TestAStuckReplicaIsRestarted(t *testing.T) {
 		t.Fatal("no replica was restarted")
 	}
 	var restarted []string
+	for _, e := range logs.FilterMessageSnippet("that answers no request").All() {
+		t.Errorf("logged: %s %v", e.Message, e.ContextMap())
+	}
 	for _, e := range logs.FilterMessageSnippet("restarting it").All() {
 		restarted = append(restarted, e.ContextMap()["replica"].(string))
 	}

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/join"
+	"github.com/sluice-gateway/sluice/engines/ray"
 	"github.com/sluice-gateway/sluice/internal/loglines"
 	"github.com/sluice-gateway/sluice/internal/openai"
 )
@@ -58,7 +60,8 @@ func (o *operator) restart(ctx context.Context, r engines.Replica) error {
 }
 
 // restartStuck restarts a replica that takes requests and has answered none for a long time. It
-// does nothing if the replica is not ready, or drained, or run by someone else.
+// does nothing if the replica is not ready, or drained, or run by someone else. Of the gateways
+// that share replicas on Ray, only the one that writes restarts them.
 func (o *operator) restartStuck(model, id string) {
 	all := o.replicasOf(model)
 	i := slices.IndexFunc(all, func(r engines.Replica) bool { return r.ID == id })
@@ -67,8 +70,10 @@ func (o *operator) restartStuck(model, id string) {
 	}
 	select {
 	case o.work <- func(ctx context.Context) {
-		o.log.Warn("replica has answered no request for a long time, restarting it", zap.String("replica", id))
-		if err := o.restart(ctx, all[i]); err != nil && ctx.Err() == nil {
+		switch err := o.restart(ctx, all[i]); {
+		case err == nil:
+			o.log.Warn("replica has answered no request for a long time, restarting it", zap.String("replica", id))
+		case ctx.Err() == nil && !errors.Is(err, ray.ErrNotWriter):
 			o.log.Error("replica that answers no request not restarted", zap.String("replica", id), zap.Error(err))
 		}
 	}:

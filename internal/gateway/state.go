@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"go.uber.org/zap"
@@ -65,6 +66,41 @@ func (g *Gateway) reportState(err error) {
 	}
 	g.conditions.Set(condition.StateNotWritable, "", "WriteFailed", fmt.Sprintf(
 		"Nothing can be written in the state directory: %v. /schedule refuses tasks, and no process can be started.", err))
+}
+
+// exitOnHang ends this process if its state directory hangs at its end, because nothing can then
+// interrupt what waits for a file. It begins after timeout, or when unhurried ends. The directory
+// hangs if a write there takes stateCheckInterval. All processes of the directory are killed first.
+func (s stops) exitOnHang(unhurried context.Context, timeout time.Duration, dir *process.Dir, log *zap.Logger) {
+	select {
+	case <-s.ended:
+		return
+	case <-unhurried.Done():
+	case <-time.After(timeout):
+	}
+	for {
+		checked := make(chan struct{})
+		go func() {
+			_ = dir.TryWrite() // an error is an answer, too
+			close(checked)
+		}()
+		select {
+		case <-s.ended:
+			return
+		case <-checked:
+		case <-time.After(stateCheckInterval):
+			err := dir.KillAll()
+			log.Error("state directory does not answer, so this process ends without it: what was not written is lost, and records and sockets stay",
+				zap.String("directory", dir.Path()), zap.Error(err))
+			_ = log.Sync()
+			os.Exit(1)
+		}
+		select {
+		case <-s.ended:
+			return
+		case <-time.After(stateRetryInterval):
+		}
+	}
 }
 
 // stop ends a gateway that was told to stop, which ctx tells, or of which a component has failed.

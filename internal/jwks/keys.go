@@ -412,22 +412,24 @@ func signs(k jose.JSONWebKey) bool {
 	return false
 }
 
-// find returns the keys that may have signed a token with this id of a key: those with the id and
-// those without any. If the id is empty, these are all keys.
-func (s *keySet) find(id string) []publicKey {
+// find returns the keys that may have signed a token with this id of a key: those with the id, and
+// others. If the id is empty, all keys are others. Else these are the keys without any id.
+func (s *keySet) find(id string) (named, others []publicKey) {
 	if s == nil {
-		return nil
+		return nil, nil
 	}
 	if id == "" {
-		return s.keys
+		return nil, s.keys
 	}
-	var found []publicKey
 	for _, k := range s.keys {
-		if k.key.KeyID == id || k.key.KeyID == "" {
-			found = append(found, k)
+		switch k.key.KeyID {
+		case id:
+			named = append(named, k)
+		case "":
+			others = append(others, k)
 		}
 	}
-	return found
+	return named, others
 }
 
 // has reports whether the set still has a key.

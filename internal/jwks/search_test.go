@@ -150,4 +150,8 @@ func TestO12_ATokenTriesFewKeys(t *testing.T) {
 		!strings.Contains(err.Error(), "all keys") {
 		t.Errorf("a token that names its key where no key has a name: %v", err)
 	}
+	named := ecKey(t, "named")
+	p.publish(append(nameless, named)...)
+	v.reread(t.Context())
+	accepts(t, v, sign(t, named, jose.ES256, nil)) // whatever the others are
 }

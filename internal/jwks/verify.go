@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/go-jose/go-jose/v4"
@@ -130,17 +131,22 @@ const maxTried = 16
 var errUnnamed = fmt.Errorf("%w: more than %d keys may have signed it: its header and all keys of the identity provider must have a kid",
 	ErrInvalid, maxTried)
 
-// signed checks a token that one of the known keys has signed.
+// signed checks a token that one of the known keys has signed. If too many may have signed it, only
+// those that it names are tried.
 func (p *policy) signed(token *jwt.JSONWebToken, now time.Time) (entry, error) {
-	keys := p.keys.find(token.Headers[0].KeyID)
-	if len(keys) > maxTried {
-		return entry{}, errUnnamed
+	named, others := p.keys.find(token.Headers[0].KeyID)
+	tooMany := len(named)+len(others) > maxTried
+	if tooMany {
+		others = nil
 	}
-	for _, key := range keys {
+	for _, key := range slices.Concat(named[:min(len(named), maxTried)], others) {
 		if token.Claims(key.key) == nil {
 			i, used, err := p.config.read(token, now)
 			return entry{i, key.print, used}, err
 		}
+	}
+	if tooMany {
+		return entry{}, errUnnamed
 	}
 	return entry{}, errUnsigned
 }

@@ -497,6 +497,13 @@ func (d *Dir) endAllProcesses(ctx context.Context, grace time.Duration) error {
 	return nil
 }
 
+// KillAll is EndAll with SIGKILL at once. It reads and writes no file of the directory and takes no
+// lock, so the records stay.
+func (d *Dir) KillAll() error {
+	all, err := d.unrecordedProcesses(nil)
+	return errors.Join(err, endProcessTrees(context.Background(), all, 0))
+}
+
 // unwatch forgets a process that has ended. Its record goes if all its descendants have ended too;
 // otherwise the next start of the name ends them.
 func (d *Dir) unwatch(p *Process, ended bool) {

@@ -46,6 +46,11 @@ func (d *Dir) CheckWritable() error {
 	if err := d.checkKept(); err != nil {
 		return err
 	}
+	return d.TryWrite()
+}
+
+// TryWrite is CheckWritable without ErrRemoved. It takes no lock, so it waits for the disk alone.
+func (d *Dir) TryWrite() error {
 	path := filepath.Join(d.path, "writable.probe")
 	err := os.WriteFile(path, make([]byte, probeSize), 0o600)
 	if errRemove := os.Remove(path); err == nil && !errors.Is(errRemove, fs.ErrNotExist) {

@@ -116,6 +116,32 @@ func TestB3_ADamagedSumKeepsNothingBack(t *testing.T) {
 	}
 }
 
+// refused is a hook for a client that Redis refuses with this error.
+type refused string
+
+func (r refused) Error() string { return string(r) }
+
+func (r refused) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (r refused) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(context.Context, redis.Cmder) error { return r }
+}
+
+func (r refused) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(context.Context, []redis.Cmder) error { return r }
+}
+
+// TestB3_WhatIsMissingIsASentence: some errors of Redis end with a full stop, and the sentence that
+// quotes one does not end with two.
+func TestB3_WhatIsMissingIsASentence(t *testing.T) {
+	t.Parallel()
+	l := shared(t, t.TempDir(), redistest.Start(t))
+	l.shared.remote.client.AddHook(refused("NOAUTH Authentication required."))
+	if got := ask(t, l).Missing; len(got) != 1 || !strings.HasSuffix(got[0], "missing: NOAUTH Authentication required.") {
+		t.Errorf("missing: %q", got)
+	}
+}
+
 // TestB3_ADamagedRowHidesNoOther: rows in Redis that cannot be read are missing in the answers of
 // other gateways, and nothing else is. Their writer writes them again with the next request.
 func TestB3_ADamagedRowHidesNoOther(t *testing.T) {

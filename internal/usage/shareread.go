@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -112,7 +113,8 @@ func (s *sharing) remoteUsage(ctx context.Context, before listing, a *Answer, su
 	}
 	if after.err != nil {
 		a.AsOf = time.Time{}
-		a.Missing = append(a.Missing, fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %v.", after.err))
+		a.Missing = append(a.Missing, fmt.Sprintf("Redis does not answer, so the usage of other gateways is missing: %s.",
+			strings.TrimSuffix(after.err.Error(), "."))) // errors of Redis may end with one
 		return
 	}
 	switch {

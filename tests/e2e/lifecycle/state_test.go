@@ -91,6 +91,41 @@ func TestE2E_X5_ReadOnlyStateDirectory(t *testing.T) {
 	running.Wait()
 }
 
+// The disk of the state directory hangs when the gateway is told to stop. The gateway says so, ends
+// Envoy and the replicas, and exits. Before, it waited for the disk.
+func TestE2E_B10_X5_AGatewayStopsAlthoughItsDiskHangs(t *testing.T) {
+	t.Parallel()
+	g := harness.Prepare(t, "drain_timeout: 1s\norphan_grace: 1s"+harness.SlowSims)
+	t.Cleanup(g.Stop)
+	g.Launch()
+	g.AwaitReady()
+	running := processIDs(g)
+	// Whoever opens one of these waits for the other side of the pipe.
+	for _, name := range []string{"writable.probe", "processes/envoy.hangs.json"} {
+		pipe := filepath.Join(g.Dir, name)
+		if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			release, err := os.OpenFile(pipe, os.O_RDWR, 0)
+			if err := errors.Join(err, os.Remove(pipe), release.Close()); err != nil { // the guard waits, too
+				t.Error(err)
+			}
+		})
+	}
+	g.Signal(syscall.SIGTERM)
+	g.AwaitExit()
+	if code := g.Process.ProcessState.ExitCode(); code != 1 || !strings.Contains(g.LogText(), "state directory does not answer") {
+		t.Errorf("the gateway exited with %d and said:\n%s", code, g.LogText())
+	}
+	left := g.Processes()
+	for name, pid := range running {
+		if left[pid] != "" {
+			t.Errorf("%s runs on: %s", name, left[pid])
+		}
+	}
+}
+
 // A directory that other users may change is refused with what to do.
 func TestE2E_X13_StateDirectoryOfOthersIsRefused(t *testing.T) {
 	t.Parallel()
