@@ -38,3 +38,12 @@ func TestASlotThatMoves(t *testing.T) {
 	all[1].Release("b", 0, false)
 	wantReasons(t, acquire(all[1], limited("c", 2)), admission.Granted)
 }
+
+// TestAClusterWithOneName: the name of a node that stands twice in the URL leads to the whole
+// cluster.
+func TestAClusterWithOneName(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.Cluster(t)
+	s := stores(t, 1, Config{}, cluster[1], cluster[1])[0] // the state is at cluster[0]
+	wantReasons(t, acquire(s, limited("a", 1)), admission.Granted)
+}
