@@ -56,7 +56,7 @@ var remedies = []struct {
 	{[]string{"LOADING"}, "Wait until Redis has read its data from its disk."},
 	{[]string{"MISCONF"}, "Look at the log of Redis: it cannot write to its disk."},
 	{[]string{"MOVED", "CROSSSLOT"}, "Redis is a cluster: name several of its nodes in `redis`, with commas between them. One name may stand there twice."},
-	{[]string{"CLUSTERDOWN", "TRYAGAIN", "non local key"}, "Look at `CLUSTER INFO` of Redis: a part of the cluster has no master, or is just moved."},
+	{[]string{"CLUSTERDOWN", "TRYAGAIN", "ASK ", "non local key"}, "Look at `CLUSTER INFO` of Redis: a part of the cluster has no master, or is just moved."},
 	{[]string{"NOPERM", "ACL failure", "The user executing the script"},
 		"Give the user of `redis` the rights that docs/several-gateways.md lists. `ACL LOG` of Redis names what it refuses."},
 	{[]string{"lost its state"}, "If this comes again, find out who empties Redis, and set its `maxmemory-policy` to noeviction."},

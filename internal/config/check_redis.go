@@ -103,11 +103,7 @@ func (k *checker) checkRedisURL(at path, text string, guarded bool) {
 		k.faultf(at, passwordEncoding)
 	}
 	servers := strings.Split(hosts, ",")
-	port := "6379"
-	if guarded {
-		port = "26379"
-	}
-	if !k.checkRedisHosts(at, scheme, servers, port) {
+	if !k.checkRedisHosts(at, scheme, servers, guarded) {
 		return
 	}
 	u, err := url.Parse(scheme + "://" + servers[0] + rest[end:])
@@ -121,9 +117,9 @@ func (k *checker) checkRedisURL(at path, text string, guarded bool) {
 	}
 }
 
-// checkRedisHosts checks that each host is valid and occurs once. port is that of a host without
-// one.
-func (k *checker) checkRedisHosts(at path, scheme string, hosts []string, port string) bool {
+// checkRedisHosts checks that each host is valid, and that each sentinel occurs once. The nodes of a
+// cluster may have one name, which then stands there twice.
+func (k *checker) checkRedisHosts(at path, scheme string, hosts []string, guarded bool) bool {
 	seen := map[string]bool{}
 	for _, host := range hosts {
 		u, err := url.Parse(scheme + "://" + host)
@@ -131,8 +127,8 @@ func (k *checker) checkRedisHosts(at path, scheme string, hosts []string, port s
 			k.faultf(at, "must name its hosts as host or host:port, with commas between several")
 			return false
 		}
-		server := strings.ToLower(u.Hostname()) + " " + cmp.Or(u.Port(), port)
-		if seen[server] {
+		server := strings.ToLower(u.Hostname()) + " " + cmp.Or(u.Port(), "26379")
+		if guarded && seen[server] {
 			k.faultf(at, "must name each host once")
 			return false
 		}

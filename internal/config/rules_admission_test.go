@@ -30,6 +30,7 @@ func redisCases() []ruleCase {
 		"redis://:se%2Fcr%40et@h/1":         "",
 		"redis://:a,b:c@h:1,h:2":            "",
 		"redis://a:1,b:2,[::1]:3/":          "",
+		"redis://h:1,h:1":                   "", // one name for all nodes of a cluster
 
 		"h:6379":                        scheme,
 		"http://h:6379":                 scheme,
@@ -43,8 +44,6 @@ func redisCases() []ruleCase {
 		"redis://a:1,":                  hosts,
 		"redis://a:1,,b:1":              hosts,
 		"redis://a:1 b:1":               hosts,
-		"redis://a,b:6379,A:6379":       once,
-		"redis://h:1,h:1":               once,
 		"redis://secret@h":              password,
 		"redis://user:@h":               password,
 		"redis://user:se%cret@h":        password,
@@ -77,7 +76,7 @@ func redisCases() []ruleCase {
 		{`{sentinel: {master: m}}`, "1: redis: needs url, such as redis://127.0.0.1:6379/0"},
 		{`{url: http://h}`, strings.Replace(scheme, "redis:", "redis.url:", 1)},
 		{`{url: "redis://a,b/2"}`, strings.Replace(cluster, "redis:", "redis.url:", 1)},
-		{`{url: "redis://a,a:26379", sentinel: {master: m}}`, strings.Replace(once, "redis:", "redis.url:", 1)},
+		{`{url: "redis://a,b,A:26379", sentinel: {master: m}}`, strings.Replace(once, "redis:", "redis.url:", 1)},
 		{`{url: redis://h, sentinel: {}}`, "1: redis.sentinel.master: required, and missing"},
 		{`{url: redis://h, sentinel: {master: ""}}`, "1: redis.sentinel.master: must be the name of the master in the configuration of the sentinels, is empty"},
 		{`{url: redis://h, sentinel: {master: m, username: u}}`, "1: redis.sentinel.username: has no effect without a password: set password, or remove username"},
