@@ -45,11 +45,13 @@ func (r modelReconciler) applyBudget(ctx context.Context) error {
 		return nil
 	}
 	want := c.budget(r.model)
-	for _, b := range c.budgets.list(r.now) {
+	b, version := c.budgets.get(want.Name, r.now), ""
+	if b != nil {
 		labelled := labels.SelectorFromSet(want.Labels).Matches(labels.Set(b.Labels))
-		if b.Name == want.Name && labelled && reflect.DeepEqual(b.Spec, want.Spec) && slices.EqualFunc(b.OwnerReferences, want.OwnerReferences, sameOwner) {
+		if labelled && reflect.DeepEqual(b.Spec, want.Spec) && slices.EqualFunc(b.OwnerReferences, want.OwnerReferences, sameOwner) {
 			return nil
 		}
+		version = b.ResourceVersion
 	}
 	data, err := json.Marshal(want)
 	if err != nil {
@@ -60,20 +62,10 @@ func (r modelReconciler) applyBudget(ctx context.Context) error {
 	made, err := c.client.PolicyV1().PodDisruptionBudgets(c.location.namespace).Patch(ctx, want.Name, types.ApplyPatchType, data,
 		metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
 	if err == nil {
-		c.budgets.recordWrite(made, replacedVersion(c.budgets, want.Name, r.now), time.Now())
+		c.budgets.recordWrite(made, version, time.Now())
 		c.Log.Info("PodDisruptionBudget applied", zap.String("model", r.model.Name), zap.String("budget", want.Name))
 	}
 	return err
-}
-
-// replacedVersion returns the resource version of the object in the store, or "" if there is none.
-func replacedVersion[T metav1.Object](s *watchStore[T], name string, now time.Time) string {
-	for _, item := range s.list(now) {
-		if item.GetName() == name {
-			return item.GetResourceVersion()
-		}
-	}
-	return ""
 }
 
 // removeBudgets deletes the budgets of models that are neither wanted nor have Deployments.

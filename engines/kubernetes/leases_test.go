@@ -125,6 +125,11 @@ func TestStoreKnowsItsOwnWrites(t *testing.T) {
 		if diff := cmp.Diff(want, versions()); diff != "" {
 			t.Errorf("%s: %s", what, diff)
 		}
+		for _, name := range []string{"a", "b", "c", "d"} {
+			if l := s.get(name, now); (l == nil) != (want[name] == "") || l != nil && l.ResourceVersion != want[name] {
+				t.Errorf("%s: get of %s is %v", what, name, l)
+			}
+		}
 	}
 	if s.hasSynced() {
 		t.Error("the store is synced before the first list")

@@ -68,6 +68,21 @@ func (s *watchStore[T]) list(now time.Time) []T {
 	return all
 }
 
+// get returns the object of this name as list does. It returns the zero value if there is none.
+func (s *watchStore[T]) get(name string, now time.Time) T {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	item, there := s.items[name]
+	version := ""
+	if there {
+		version = item.GetResourceVersion()
+	}
+	if w, ok := s.ownWrites[name]; ok && w.replaced == version && now.Sub(w.at) <= ownWriteLifetime {
+		return w.object
+	}
+	return item
+}
+
 // recordWrite stores the result of a write. replaced is the version that it replaced, or "" if it
 // created the object.
 func (s *watchStore[T]) recordWrite(object T, replaced string, now time.Time) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/dynamic"
 )
 
@@ -40,6 +42,10 @@ func model(t *testing.T, name string) any {
 type calls struct {
 	dynamic.ResourceInterface
 	fail func(name string) error
+	// slow is how long a call takes.
+	slow time.Duration
+	// drops is the field of the status that this API does not keep.
+	drops string
 
 	mu   sync.Mutex
 	made []call
@@ -50,15 +56,29 @@ type call struct {
 	at         time.Time
 }
 
-func (c *calls) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (
+func (c *calls) Patch(ctx context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (
 	*unstructured.Unstructured, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.made = append(c.made, call{name, string(data), time.Now()})
-	if c.fail == nil {
-		return nil, nil
+	c.mu.Unlock()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(c.slow):
 	}
-	return nil, c.fail(name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.fail != nil {
+		if err := c.fail(name); err != nil {
+			return nil, err
+		}
+	}
+	written := new(unstructured.Unstructured)
+	if err := utiljson.Unmarshal(data, &written.Object); err != nil {
+		return nil, err
+	}
+	unstructured.RemoveNestedField(written.Object, "status", c.drops)
+	return written, nil
 }
 
 func (c *calls) all() []call {
@@ -202,6 +222,27 @@ func TestLeadership(t *testing.T) {
 	})
 }
 
+// TestOneThatLeadsNoMoreHasNoFault: what a leader could not write is not its fault any more when
+// another gateway leads.
+func TestOneThatLeadsNoMoreHasNoFault(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var follows atomic.Bool
+		w := New(Config{IsLeader: func() bool { return !follows.Load() }})
+		writing(t, w, &calls{fail: func(string) error { return errors.New("connection refused") }}, model(t, "a"))
+		w.Report([]Status{{Kind: Model, Name: "a"}})
+		time.Sleep(2 * minWriteInterval)
+		if w.Errors() == "" {
+			t.Error("the leader has no fault")
+		}
+		follows.Store(true)
+		time.Sleep(2 * minWriteInterval)
+		if says := w.Errors(); says != "" {
+			t.Error(says)
+		}
+	})
+}
+
 // A gateway that stops being the leader in the middle of many writes stops at once.
 func TestLeadershipEndsInTheMiddle(t *testing.T) {
 	t.Parallel()
@@ -237,6 +278,85 @@ func TestARefusedFinalizerHidesNoStatus(t *testing.T) {
 			t.Errorf("%v", c.made)
 		}
 		if says := w.Errors(); !strings.HasPrefix(says, `custom resources cannot be written: inferencemodels "a" is forbidden`) {
+			t.Error(says)
+		}
+	})
+}
+
+// TestAWebhookThatDoesNotAnswerHidesNoStatus: an admission webhook keeps models from getting their
+// finalizer for the longest time that the API lets it. Their status is written all the same, and the
+// error names the webhook.
+func TestAWebhookThatDoesNotAnswerHidesNoStatus(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, c := New(Config{IsLeader: always}), &calls{slow: 30 * time.Second}
+		c.fail = func(string) error {
+			if strings.Contains(c.made[len(c.made)-1].data, "finalizers") {
+				return apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
+			}
+			return nil
+		}
+		pods := func(name string) any {
+			return object(t, fmt.Sprintf(`{"metadata": {"name": %q, "uid": "u-%[1]s", "generation": 1, "resourceVersion": "7"}, "spec": {}}`, name))
+		}
+		writing(t, w, c, pods("a"), pods("b"))
+		w.Report([]Status{{Kind: Model, Name: "a", Phase: "Ready"}, {Kind: Model, Name: "b", Phase: "Ready"}})
+		time.Sleep(5 * c.slow)
+		if diff := cmp.Diff([]string{"a", "a", "b", "b"}, c.names()[:4]); diff != "" {
+			t.Error(diff)
+		}
+		for _, i := range []int{1, 3} {
+			if !strings.Contains(c.all()[i].data, "Ready") {
+				t.Errorf("written: %s", c.all()[i].data)
+			}
+		}
+		if says := w.Errors(); !strings.Contains(says, "policy.example.com") {
+			t.Error(says)
+		}
+	})
+}
+
+// TestAFieldThatTheAPIDropsIsToldAndNotWrittenAllTheTime: the definitions in the cluster are older
+// than the gateway, so the API does not keep a field of the status. The operator is told. A status
+// that differs in nothing else is written again only now and then.
+func TestAFieldThatTheAPIDropsIsToldAndNotWrittenAllTheTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, c := New(Config{IsLeader: always}), &calls{drops: fieldAcceptedSpec}
+		s := Status{Kind: Model, Name: "a", Generation: 1, Phase: "Ready", InForce: []byte("{}")}
+		kept := map[string]any{}
+		for name, value := range s.patchFor(nil, nil, time.Now()) {
+			if name != fieldAcceptedSpec && value != nil {
+				kept[name] = value
+			}
+		}
+		shown := object(t, `{"metadata": {"name": "a", "uid": "u", "generation": 1, "resourceVersion": "7"}, "spec": {"launcher": "upstream"}}`)
+		shown.Object["status"] = kept
+		writing(t, w, c, shown)
+		report := func(d time.Duration) {
+			for range d / minWriteInterval {
+				w.Report([]Status{s})
+				time.Sleep(minWriteInterval)
+			}
+		}
+		report(droppedRetryDelay - 2*minWriteInterval)
+		if n := len(c.names()); n != 1 {
+			t.Errorf("%d writes of a field that the API drops", n)
+		}
+		if says := w.Errors(); !strings.Contains(says, "older than this gateway") || !strings.Contains(says, "InferenceModel status.acceptedSpec") {
+			t.Errorf("%q", says)
+		}
+		s.Phase = "Starting" // differs, and is written at once
+		report(2 * minWriteInterval)
+		if n := len(c.names()); n < 2 {
+			t.Error("what the API keeps is not written")
+		}
+		c.mu.Lock()
+		c.drops = "" // somebody has applied the definitions
+		c.mu.Unlock()
+		s.Phase = "Ready"
+		report(droppedRetryDelay + 2*minWriteInterval)
+		if says := w.Errors(); says != "" {
 			t.Error(says)
 		}
 	})
