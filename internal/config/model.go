@@ -120,7 +120,7 @@ type Model struct {
 	// ColdStart says how long requests wait for the first replica, and how long an engine may load.
 	ColdStart ColdStart `yaml:"cold_start"`
 	// ColdStartTimeout is another name of cold_start.wait. Default: not set.
-	ColdStartTimeout time.Duration `yaml:"cold_start_timeout" min:"1s"`
+	ColdStartTimeout time.Duration `yaml:"cold_start_timeout" min:"0s"`
 	// UnhealthyOn lists the failures that take a replica out of rotation until a probe succeeds.
 	// connect: it accepts no connection. reset: it breaks a connection that carries a request. 5xx:
 	// a status from 500 to 599 except 503. 503: the status that engines answer when they are busy.
