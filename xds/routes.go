@@ -55,6 +55,7 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 			Matcher: byHeader(headers.Route, decided, takeRoutes(otherRoutes(c)...)),
 			// The log of attempts tells retries by this header.
 			IncludeRequestAttemptCount: true,
+			ResponseHeadersToAdd:       []*core.HeaderValueOption{setHeader(headers.MessagesRequestID, "%REQ("+headers.RequestID+")%")},
 		}},
 		// Clusters are added and removed with models, and UndecidedCluster never exists.
 		ValidateClusters: wrapperspb.Bool(false),

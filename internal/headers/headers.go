@@ -73,6 +73,8 @@ const (
 	// RequestID is Envoy's own id of a request. Sluice never takes it for the client's id of a
 	// request, since clients cannot choose it.
 	RequestID = "x-request-id"
+	// MessagesRequestID is where clients of the Messages API look for RequestID.
+	MessagesRequestID = "request-id"
 	// ShouldRetry is "false" on an error after which some clients would repeat the request by
 	// themselves although they should not.
 	ShouldRetry = "x-should-retry"

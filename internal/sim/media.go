@@ -74,7 +74,7 @@ func (h *handler) redraw() error {
 	if err := h.r.ParseMultipartForm(int64(len(h.requestBody)) + 1); err != nil {
 		return badRequest("", "There was an error parsing the body: %v", err)
 	}
-	if len(h.r.MultipartForm.File["image"]) == 0 {
+	if files := h.r.MultipartForm.File; len(files["image"])+len(files["image[]"]) == 0 {
 		return badRequest("image", "Field required: image")
 	}
 	n, err := strconv.Atoi(h.r.FormValue("n"))

@@ -127,6 +127,26 @@ func (s *server) upload(path string, file []byte, fields ...string) *http.Respon
 	return s.post(path, b.String(), "Content-Type", form.FormDataContentType())
 }
 
+// TestEditedImages: OpenAI's clients send one image as image, and each of several as image[].
+func TestEditedImages(t *testing.T) {
+	t.Parallel()
+	s := newServer(t, Config{})
+	for field, want := range map[string]int{"image": http.StatusOK, "image[]": http.StatusOK, "images": http.StatusBadRequest} {
+		var b bytes.Buffer
+		form := multipart.NewWriter(&b)
+		for _, name := range []string{"a.png", "b.png"} {
+			if _, err := form.CreateFormFile(field, name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		form.Close()
+		r := s.post("/v1/images/edits", b.String(), "Content-Type", form.FormDataContentType())
+		if body, err := readAll(r); err != nil || r.StatusCode != want || strings.Contains(body, `"b64_json"`) != (want == http.StatusOK) {
+			t.Errorf("%s: %d %s %v", field, r.StatusCode, body, err)
+		}
+	}
+}
+
 func TestAudio(t *testing.T) {
 	t.Parallel()
 	s := newServer(t, Config{})

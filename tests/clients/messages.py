@@ -30,6 +30,7 @@ def check_message():
     reply = client.messages.create(model=MODEL, max_tokens=8, system="Be brief.", messages=MESSAGES)
     expect(reply.type == "message" and reply.role == "assistant" and reply.content[0].text, reply)
     expect(reply.stop_reason == "max_tokens" and reply.usage.output_tokens == 8 and reply.usage.input_tokens > 0, reply)
+    expect(reply._request_id, "an answer without a request id")
 
 
 def check_stream():
@@ -75,6 +76,7 @@ def refused(kind, call):
     except anthropic.APIStatusError as e:
         expect(type(e) is kind, f"{type(e).__name__} instead of {kind.__name__}: {e}")
         expect(e.body["type"] == "error" and e.body["error"]["type"] and e.body["error"]["message"], e.body)
+        expect(e.request_id and e.request_id == e.response.headers["x-request-id"], f"request id {e.request_id} of {e.response.headers}")
         return e
     raise AssertionError(f"no error, want {kind.__name__}")
 
