@@ -421,6 +421,17 @@ async function checkPause(browser) {
   await page.context().close();
 }
 
+/** Answers the status of the stub with these fields in the place of its own. */
+const answerStatus = async (page, fields) => answer(page, '**/api/v1/status', { ...(await (await fetch(`${url}/api/v1/status`)).json()), ...fields });
+
+/** checkReasons: the page tells all the reasons for which the gateway is not ready. */
+async function checkReasons(browser) {
+  const reasons = ['the gateway is draining', 'Envoy is down: signal: killed'];
+  const page = await open(browser, url, {}, (p) => answerStatus(p, { ready: false, reasons }));
+  for (const words of reasons) await page.locator('.attention', { hasText: words }).waitFor({ timeout });
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -443,5 +454,6 @@ await run(async (browser) => {
   await checkBurst(browser);
   await checkURLs(browser);
   await checkPause(browser);
+  await checkReasons(browser);
 });
 end();
