@@ -3,7 +3,7 @@
 //
 //     node pagecases.mjs
 import { accessible, expect, fits, forgive, open, run, timeout } from './pagelib.mjs';
-import { replica, serve } from './pagestub.mjs';
+import { replica, request, serve } from './pagestub.mjs';
 
 const [url, end] = await serve(20); // pagelarge.mjs shows that the page bears many
 
@@ -432,6 +432,16 @@ async function checkReasons(browser) {
   await page.context().close();
 }
 
+/** checkCut: a response that broke off after its status 200 is among the failed requests. */
+async function checkCut(browser) {
+  const all = [request(1), { ...request(2), code: 'upstream_truncated' }, { ...request(3), cause: 'shutdown' }];
+  const page = await open(browser, `${url}/requests?show=failed`, {}, (p) => Promise.all([show(p, {}), answer(p, '**/api/v1/requests?*', { running: 0, requests: all })]));
+  await page.locator('tr[data-request]').first().waitFor({ timeout }).catch(() => { throw new Error('no response that broke off is among the failed requests'); });
+  const ids = await page.locator('tr[data-request]').evaluateAll((rows) => rows.map((r) => r.dataset.request).sort());
+  expect(String(ids) === 'request-2,request-3', `the failed requests are ${ids}`);
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -455,5 +465,6 @@ await run(async (browser) => {
   await checkURLs(browser);
   await checkPause(browser);
   await checkReasons(browser);
+  await checkCut(browser);
 });
 end();

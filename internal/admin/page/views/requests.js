@@ -61,7 +61,7 @@ function outcome(q) {
 }
 
 function failed(q) {
-  return q.state === 'done' && (q.status === 0 || q.status >= 400 || q.flags !== '');
+  return q.state === 'done' && outcome(q)[1] !== 'ok';
 }
 
 const kinds = { all: () => true, running: (q) => q.state !== 'done', failed };
