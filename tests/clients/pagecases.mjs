@@ -442,6 +442,19 @@ async function checkCut(browser) {
   await page.context().close();
 }
 
+/** checkHeads: Enter at the head of a column orders the rows. It does not open a row. */
+async function checkHeads(browser) {
+  const page = await open(browser, `${url}/models`);
+  await page.locator('tr[data-model]').first().waitFor({ timeout });
+  await page.getByRole('grid').focus();
+  await page.keyboard.press('ArrowDown');
+  await page.locator('tr[data-active]').waitFor({ timeout });
+  await page.locator('thead button', { hasText: 'Ready' }).focus();
+  await page.keyboard.press('Enter');
+  await page.locator('thead th[aria-sort]', { hasText: 'Ready' }).waitFor({ timeout: 5000 }).catch(() => { throw new Error(`Enter at the head of a column leads to ${page.url()}`); });
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -466,5 +479,6 @@ await run(async (browser) => {
   await checkPause(browser);
   await checkReasons(browser);
   await checkCut(browser);
+  await checkHeads(browser);
 });
 end();
