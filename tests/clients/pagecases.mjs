@@ -455,6 +455,24 @@ async function checkHeads(browser) {
   await page.context().close();
 }
 
+/** checkLost: what a screen reader reads aloud while the gateway is away does not change. */
+async function checkLost(browser) {
+  const page = await open(browser, `${url}/models`);
+  await page.locator('tr[data-model]').first().waitFor({ timeout });
+  await page.route('**/api/v1/status', (route) => route.abort('connectionrefused'));
+  const banner = page.locator('#offline');
+  await banner.waitFor({ timeout });
+  const said = await banner.innerText();
+  await page.evaluate(() => {
+    const now = Date.now() + 60_000;
+    Date.now = () => now;
+    document.dispatchEvent(new Event('state'));
+  });
+  expect(await banner.innerText() === said, `the banner said "${said}" and then "${await banner.innerText()}"`);
+  await page.context().close();
+  forgive(/CONNECTION_REFUSED/);
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -480,5 +498,6 @@ await run(async (browser) => {
   await checkReasons(browser);
   await checkCut(browser);
   await checkHeads(browser);
+  await checkLost(browser);
 });
 end();

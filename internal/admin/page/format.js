@@ -52,9 +52,9 @@ export function ago(iso, now) {
   return iso ? span((now - Date.parse(iso)) / 1000) : '–';
 }
 
-/** Formats an ISO time in the browser's time zone. */
-export function clock(iso) {
-  return iso ? new Date(iso).toLocaleTimeString('en-GB') : '–';
+/** Formats a time, a Date or in ISO form, in the browser's time zone. */
+export function clock(time) {
+  return time ? new Date(time).toLocaleTimeString('en-GB') : '–';
 }
 
 /** Formats an ISO time as date and time in the browser's time zone. */
