@@ -473,6 +473,21 @@ async function checkLost(browser) {
   forgive(/CONNECTION_REFUSED/);
 }
 
+/** checkKept: figures that change leave the focus and the selection in the other facts. */
+async function checkKept(browser) {
+  const page = await open(browser, `${url}/replicas/model-0000-0`);
+  const running = page.locator('.facts div', { hasText: 'In flight' });
+  await running.waitFor({ timeout });
+  await page.locator('.facts a').first().focus();
+  await page.locator('.facts code').first().evaluate((code) => getSelection().selectAllChildren(code));
+  const before = await running.innerText();
+  await page.waitForFunction((was) => [...document.querySelectorAll('.facts div')].some((d) => d.innerText.startsWith('In flight') && d.innerText !== was), before, { timeout });
+  const [focus, selected] = await page.evaluate(() => [document.activeElement.textContent, String(getSelection())]);
+  expect(focus === 'model-0000', 'a link loses the focus when a figure beside it changes');
+  expect(selected === '10.0.0.1:10000', `the selection is "${selected}" after a figure beside it has changed`);
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -499,5 +514,6 @@ await run(async (browser) => {
   await checkCut(browser);
   await checkHeads(browser);
   await checkLost(browser);
+  await checkKept(browser);
 });
 end();

@@ -1,6 +1,6 @@
 // The models, and one model.
 
-import { el, text, attr, chip, panel, facts, redraw, makeChip, pathOf, headingOf } from '../dom.js';
+import { el, text, attr, chip, panel, facts, amend, redraw, makeChip, pathOf, headingOf } from '../dom.js';
 import { makeTable, tableView, twoLines, figure, held } from '../table.js';
 import { number, percent, bytes, ago, count, words } from '../format.js';
 import { showLimits, editButton } from '../limits.js';
@@ -81,7 +81,7 @@ export function model(place) {
       const own = s.replicas.filter((r) => r.model === m.name);
       const subjects = new Set([m.name, ...own.map((r) => r.id)]);
       faults.update(attention(s.conditions, null).filter((c) => subjects.has(c.subject)));
-      redraw(about, [m, m.scaled && ago(m.scaled.at, s.now)], modelFacts);
+      amend(about, [m, m.scaled && ago(m.scaled.at, s.now)], modelFacts);
       replicas.update(own);
       requests.update(s.requests.filter((q) => q.model === m.name));
     },

@@ -1,6 +1,6 @@
 // The replicas, and one replica.
 
-import { el, text, attr, chip, link, panel, facts, redraw, makeChip, makeLoad, setLoad, pathOf, headingOf } from '../dom.js';
+import { el, text, attr, chip, link, panel, facts, amend, redraw, makeChip, makeLoad, setLoad, pathOf, headingOf } from '../dom.js';
 import { makeTable, tableView, twoLines, figure, held, clipped } from '../table.js';
 import { number, percent, bytes, ago, duration, lastLine, short } from '../format.js';
 import { requestTable } from './requests.js';
@@ -79,7 +79,7 @@ export function replica({ name }) {
       reason.hidden = all[0].reason === '' || own.some((c) => c.type === 'ReplicaFailed'); // which has the reason in it
       text(reason, all[0].reason);
       attr(reason, 'data-state', all[0].state);
-      redraw(about, [all, ago(all[0].since, s.now)], replicaFacts);
+      amend(about, [all, ago(all[0].since, s.now)], replicaFacts);
       requests.update(s.requests.filter((q) => q.replica === name));
     },
     close: log.close,

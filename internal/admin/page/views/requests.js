@@ -1,6 +1,6 @@
 // The running and the last requests, and one request.
 
-import { el, text, attr, chip, link, facts, redraw, makeChip, panel, pathOf, headingOf } from '../dom.js';
+import { el, text, attr, chip, link, facts, amend, redraw, makeChip, panel, pathOf, headingOf } from '../dom.js';
 import { makeCandidates } from '../candidates.js';
 import { makeTable, twoLines, clipped } from '../table.js';
 import { number, duration, clock, moment, bytes, count } from '../format.js';
@@ -124,7 +124,7 @@ export function request({ name }) {
       if (!q) return;
       chip(state, ...outcome(q));
       redraw(tools, q.state !== 'done', (on) => [on && cancel(name)]);
-      redraw(about, q, requestFacts);
+      amend(about, q, requestFacts);
       tell(q);
     },
   };
