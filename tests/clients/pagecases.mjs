@@ -488,6 +488,21 @@ async function checkKept(browser) {
   await page.context().close();
 }
 
+/** checkDays: the list of requests tells the day of those that are not of today. */
+async function checkDays(browser) {
+  const all = [{ ...request(1), started: '2030-05-04T11:59:00Z' }, { ...request(2), started: '2030-05-03T11:59:00Z' }];
+  const page = await open(browser, `${url}/configuration`, { timezoneId: 'UTC' }, async (p) => {
+    await p.clock.setFixedTime(new Date('2030-05-04T12:00:00Z'));
+    await show(p, {});
+    await answer(p, '**/api/v1/requests?*', { running: 0, requests: all });
+  });
+  await page.goto(`${url}/requests`);
+  await page.locator('tr[data-request]').nth(1).waitFor({ timeout });
+  const times = await page.locator('tr[data-request] th').allInnerTexts();
+  expect(String(times.map((t) => t.trim().split(/\s+/).join(' '))) === '11:59:00,11:59:00 2030-05-03', `the times of requests are ${times}`);
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -515,5 +530,6 @@ await run(async (browser) => {
   await checkHeads(browser);
   await checkLost(browser);
   await checkKept(browser);
+  await checkDays(browser);
 });
 end();

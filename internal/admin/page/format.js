@@ -57,9 +57,15 @@ export function clock(time) {
   return time ? new Date(time).toLocaleTimeString('en-GB') : '–';
 }
 
-/** Formats an ISO time as date and time in the browser's time zone. */
-export function moment(iso) {
-  return iso ? new Date(iso).toLocaleString('sv-SE') : '–';
+/** Formats a time, in ms or in ISO form, as date and time in the browser's time zone. */
+export function moment(time) {
+  return time ? new Date(time).toLocaleString('sv-SE') : '–';
+}
+
+/** Formats the day of an ISO time in the browser's time zone. Today is "". */
+export function otherDay(iso) {
+  const day = moment(iso).slice(0, 10);
+  return day === moment(Date.now()).slice(0, 10) ? '' : day;
 }
 
 /** Formats a number of bytes: "812 B", "14 kB", "3.1 MB", "500 GB", "5.5 TB". */
