@@ -503,6 +503,23 @@ async function checkDays(browser) {
   await page.context().close();
 }
 
+/** checkCopy: the button that copies says that it did. It is not there where it cannot copy. */
+async function checkCopy(browser) {
+  for (const can of [true, false]) {
+    const page = await open(browser, `${url}/playground`, {}, (p) => p.addInitScript((value) => Object.defineProperty(navigator, 'clipboard', { value }), can ? {} : null));
+    if (can) await page.evaluate(() => { navigator.clipboard.writeText = async (words) => { window.copied = words; }; });
+    await page.locator('pre.code', { hasText: 'curl' }).waitFor({ timeout });
+    const copy = page.getByRole('button', { name: 'Copy' });
+    expect(await copy.count() === Number(can), `a page that ${can ? 'can' : 'cannot'} copy has ${await copy.count()} buttons for it`);
+    if (can) {
+      await copy.click();
+      await page.locator('#note', { hasText: 'copied' }).waitFor({ timeout: 5000 });
+      expect((await page.evaluate(() => window.copied)).startsWith('curl'), 'the request is not copied');
+    }
+    await page.context().close();
+  }
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -531,5 +548,6 @@ await run(async (browser) => {
   await checkLost(browser);
   await checkKept(browser);
   await checkDays(browser);
+  await checkCopy(browser);
 });
 end();
