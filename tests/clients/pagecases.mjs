@@ -520,6 +520,17 @@ async function checkCopy(browser) {
   }
 }
 
+/** checkAddress: a gateway that listens at all addresses is called at the address of its page. */
+async function checkAddress(browser) {
+  for (const listen of ['0.0.0.0:8080', '[::]:8080']) {
+    const page = await open(browser, url, {}, (p) => answerStatus(p, { listen }));
+    const called = page.locator('.card .facts code').first();
+    await called.waitFor({ timeout });
+    expect(await called.innerText() === 'http://127.0.0.1:8080/v1', `clients of ${listen} are told to call ${await called.innerText()}`);
+    await page.context().close();
+  }
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -549,5 +560,6 @@ await run(async (browser) => {
   await checkKept(browser);
   await checkDays(browser);
   await checkCopy(browser);
+  await checkAddress(browser);
 });
 end();

@@ -90,7 +90,11 @@ export function words(name) {
   return spaced.charAt(0).toUpperCase() + spaced.slice(1);
 }
 
-/** Returns the URL that clients call. status is the gateway's. */
+/**
+ * Returns the URL that clients call. status is the gateway's. A gateway that listens at all
+ * addresses of its machine is called at that of the page.
+ */
 export function clientsURL({ listen, tls }) {
-  return `${tls ? 'https' : 'http'}://${listen}/v1`;
+  const address = listen.replace(/^(0\.0\.0\.0|\[::\])?:/, `${location.hostname}:`);
+  return `${tls ? 'https' : 'http'}://${address}/v1`;
 }
