@@ -531,6 +531,16 @@ async function checkAddress(browser) {
   }
 }
 
+/** checkGone: the page of what does not exist does not say that it loads. */
+async function checkGone(browser) {
+  for (const path of ['/models/none', '/replicas/none', '/requests/none']) {
+    const page = await open(browser, url + path);
+    await page.locator('.banner', { hasText: /does not/ }).last().waitFor({ timeout });
+    expect(await page.locator('.title .chip').isHidden(), `${path} says ${await page.locator('.title .chip').innerText()}`);
+    await page.context().close();
+  }
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -561,5 +571,6 @@ await run(async (browser) => {
   await checkDays(browser);
   await checkCopy(browser);
   await checkAddress(browser);
+  await checkGone(browser);
 });
 end();

@@ -74,6 +74,7 @@ export function model(place) {
     update(s) {
       const m = s.models.find((x) => x.name === name || x.aliases.includes(name));
       gone.hidden = Boolean(m);
+      state.hidden = !m;
       if (!m) return;
       shown = m;
       redraw(tools, [m.name, m.drained, Boolean(m.scale)], () => actions(m, () => shown));

@@ -71,6 +71,7 @@ export function replica({ name }) {
     update(s) {
       const all = s.replicas.filter((r) => r.id === name);
       gone.hidden = all.length > 0;
+      state.hidden = all.length === 0;
       if (all.length === 0) return;
       showReplicaState(state, all[0]);
       redraw(tools, Boolean(all[0].drained), (drained) => actions(name, drained));

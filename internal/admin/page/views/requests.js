@@ -121,6 +121,7 @@ export function request({ name }) {
     update(s) {
       const q = s.requests.find((x) => x.request_id === name);
       gone.hidden = Boolean(q);
+      state.hidden = !q;
       if (!q) return;
       chip(state, ...outcome(q));
       redraw(tools, q.state !== 'done', (on) => [on && cancel(name)]);
