@@ -95,6 +95,16 @@ func TestO8_UnknownCommandsFail(t *testing.T) {
 	}
 }
 
+// A wrong --output is answered by the values that the command knows.
+func TestO8_WrongOutputNamesTheOthers(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{"usage -o xml": `--output is "xml": use table or csv or json`, "ps -o csv": `--output is "csv": use table or json`} {
+		if _, err := execute(t, strings.Fields(args)...); err == nil || err.Error() != want {
+			t.Errorf("sluice %s: the error is %v, want %s", args, err, want)
+		}
+	}
+}
+
 // Wrong arguments are answered by how the command is called.
 func TestO8_WrongArgumentsShowTheCommand(t *testing.T) {
 	t.Parallel()
