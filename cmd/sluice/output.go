@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,19 +26,29 @@ const (
 type viewFlags struct {
 	adminAccess
 	output string
+	// csv has the command also print CSV.
+	csv bool
 }
 
 // addFlags adds the flags to a command and to those below it.
 func (v *viewFlags) addFlags(c *cobra.Command) {
 	v.adminAccess.addFlags(c)
 	c.PersistentFlags().StringVarP(&v.output, "output", "o", outputTable, "table, or json as the admin API answers")
-	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{outputTable, outputJSON}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("output", cobra.FixedCompletions(v.outputs(), cobra.ShellCompDirectiveNoFileComp))
+}
+
+// outputs returns the values that the flag --output may have.
+func (v *viewFlags) outputs() []string {
+	if v.csv {
+		return []string{outputTable, outputCSV, outputJSON}
+	}
+	return []string{outputTable, outputJSON}
 }
 
 // open checks the flags and returns the client.
 func (v *viewFlags) open() (adminclient.Client, error) {
-	if v.output != outputTable && v.output != outputJSON {
-		return adminclient.Client{}, fmt.Errorf("--output is %q: use %s or %s", v.output, outputTable, outputJSON)
+	if all := v.outputs(); !slices.Contains(all, v.output) {
+		return adminclient.Client{}, fmt.Errorf("--output is %q: use %s", v.output, strings.Join(all, " or "))
 	}
 	return v.client()
 }

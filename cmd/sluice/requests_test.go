@@ -126,3 +126,22 @@ func TestO8_OtherTablesOn80Columns(t *testing.T) {
 		t.Errorf("nobody sees whose row has no key:\n%s", &usage)
 	}
 }
+
+// The name of a model that leaves no room is cut, and stands whole below the table. The other
+// columns of all models are there.
+func TestO8_LongNamesLeaveTheOtherColumns(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"hf.co/unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF:UD-Q4_K_XL", strings.Repeat("m", 200)} {
+		var out bytes.Buffer
+		writeModels(&out, []modelRow{{Name: name, State: "failed", Queued: 7777}, {Name: "chat", State: "ready", Queued: 42}}, 80)
+		table, below, _ := strings.Cut(out.String(), "Names that are cut above:\n")
+		for line := range strings.Lines(table) {
+			if console.Columns(strings.TrimSpace(line)) > 80 {
+				t.Errorf("wider than 80 columns: %s", line)
+			}
+		}
+		if want := `^MODEL +STATE .* QUEUED\n\S+… +failed .* 7777\nchat +ready .* 42\n$`; !regexp.MustCompile(want).MatchString(table) || below != name+"\n" {
+			t.Errorf("the table of models is\n%s", &out)
+		}
+	}
+}

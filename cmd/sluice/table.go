@@ -49,16 +49,23 @@ func (t *table) write(w io.Writer) {
 	}
 }
 
-// writeWithin writes the table within this number of columns of a terminal, as fit does. It never
-// cuts the cells of the first column, because operators give them to other commands. 0 means that
-// the output is no terminal: the table is written whole.
+// writeWithin writes the table within this number of columns of a terminal, as fit does. Operators
+// give the cells of the first column to other commands, so those that fit has cut stand whole below
+// the table. 0 means that the output is no terminal: the table is written whole.
 func (t *table) writeWithin(w io.Writer, columns int, spare ...string) {
 	if columns == 0 {
 		t.write(w)
 		return
 	}
-	for _, line := range t.fit(1, columns, spare...) {
+	var cut []string
+	for i, line := range t.fit(1, columns, spare...) {
 		fmt.Fprintln(w, line)
+		if name := (*t)[i][0]; !strings.HasPrefix(strings.TrimLeft(line, " "), name) {
+			cut = append(cut, name)
+		}
+	}
+	if len(cut) > 0 {
+		fmt.Fprintln(w, "Names that are cut above:\n"+strings.Join(cut, "\n"))
 	}
 }
 
@@ -119,13 +126,10 @@ const (
 // fit returns the lines of the table within a width of so many columns of the terminal. It cuts the
 // longest cells, but none of the columns before first. It then leaves out the columns of these
 // names, one after another. It leaves out the last of them only if cells of leastWidth do not fit
-// either.
+// either. If that does not suffice, it also cuts the columns before first.
 func (t *table) fit(first, most int, spare ...string) []string {
 	for {
 		widths := t.widths()
-		if first > 0 {
-			most = max(most, widths[0])
-		}
 		cut := func(least int) bool { return shrink(first, widths, most, least) }
 		if cut(fairWidth) || len(spare) == 1 && cut(leastWidth) {
 			return t.lines(widths)
@@ -135,7 +139,9 @@ func (t *table) fit(first, most int, spare ...string) []string {
 			at = slices.Index((*t)[0], spare[0])
 		}
 		if at < 0 {
-			cut(leastWidth)
+			if !cut(leastWidth) {
+				shrink(0, widths, most, leastWidth)
+			}
 			lines := t.lines(widths)
 			for i, line := range lines {
 				lines[i] = console.Clip(line, most)

@@ -40,7 +40,7 @@ type usageAnswer struct {
 }
 
 func newUsageCommand() *cobra.Command {
-	var flags viewFlags
+	flags := viewFlags{csv: true}
 	var from, to, by string
 	c := &cobra.Command{
 		Use:   "usage [--from -24h] [--to TIME] [--by tenant,key,model] [--output table|json|csv]",

@@ -3,7 +3,7 @@
 //
 //     node pagecases.mjs
 import { accessible, expect, fits, forgive, open, run, timeout } from './pagelib.mjs';
-import { replica, serve } from './pagestub.mjs';
+import { replica, request, serve } from './pagestub.mjs';
 
 const [url, end] = await serve(20); // pagelarge.mjs shows that the page bears many
 
@@ -268,7 +268,7 @@ async function checkOrder(browser) {
  * checkFailing: the pages of a model and of its replica tell what to do about the replica's fault.
  */
 async function checkFailing(browser) {
-  const failed = { ...replica(0), id: 'chat-0', model: 'chat', state: 'failed', reason: 'exit status 1' };
+  const failed = { ...replica(0), id: 'chat-0', model: 'chat', state: 'failed', reason: 'exit status 1', next_start: new Date(Date.now() + 3600_000 - 1).toISOString() };
   const condition = { type: 'ReplicaFailed', subject: 'chat-0', status: 'true', severity: 'error', reason: 'Failed', message: 'Replica chat-0 of chat failed: exit status 1. Read its log.', since: '2030-05-04T12:00:00Z' };
   const state = { models: [modelOf('a'), modelOf('chat', { state: 'failed', ready: 0 })], replicas: [failed], conditions: [condition] };
   const page = await openWide(browser, '/models/chat', 1280, (p) => show(p, state));
@@ -277,6 +277,7 @@ async function checkFailing(browser) {
     await page.locator('.attention', { hasText: 'Read its log.' }).waitFor({ timeout });
   }
   expect(await page.locator('pre.reason').isHidden(), 'the page of a replica tells its fault twice');
+  await page.locator('.facts div', { hasText: 'Next start' }).getByText(/^in \d/).waitFor({ timeout });
   await page.goto(`${url}/models/a`);
   await page.locator('h1', { hasText: '/ a' }).waitFor({ timeout });
   await page.locator('.card', { hasText: 'Launcher' }).waitFor({ timeout });
@@ -421,6 +422,126 @@ async function checkPause(browser) {
   await page.context().close();
 }
 
+/** Answers the status of the stub with these fields in the place of its own. */
+const answerStatus = async (page, fields) => answer(page, '**/api/v1/status', { ...(await (await fetch(`${url}/api/v1/status`)).json()), ...fields });
+
+/** checkReasons: the page tells all the reasons for which the gateway is not ready. */
+async function checkReasons(browser) {
+  const reasons = ['the gateway is draining', 'Envoy is down: signal: killed'];
+  const page = await open(browser, url, {}, (p) => answerStatus(p, { ready: false, reasons }));
+  for (const words of reasons) await page.locator('.attention', { hasText: words }).waitFor({ timeout });
+  await page.context().close();
+}
+
+/** checkCut: a response that broke off after its status 200 is among the failed requests. */
+async function checkCut(browser) {
+  const all = [request(1), { ...request(2), code: 'upstream_truncated' }, { ...request(3), cause: 'shutdown' }];
+  const page = await open(browser, `${url}/requests?show=failed`, {}, (p) => Promise.all([show(p, {}), answer(p, '**/api/v1/requests?*', { running: 0, requests: all })]));
+  await page.locator('tr[data-request]').first().waitFor({ timeout }).catch(() => { throw new Error('no response that broke off is among the failed requests'); });
+  const ids = await page.locator('tr[data-request]').evaluateAll((rows) => rows.map((r) => r.dataset.request).sort());
+  expect(String(ids) === 'request-2,request-3', `the failed requests are ${ids}`);
+  await page.context().close();
+}
+
+/** checkHeads: Enter at the head of a column orders the rows. It does not open a row. */
+async function checkHeads(browser) {
+  const page = await open(browser, `${url}/models`);
+  await page.locator('tr[data-model]').first().waitFor({ timeout });
+  await page.getByRole('grid').focus();
+  await page.keyboard.press('ArrowDown');
+  await page.locator('tr[data-active]').waitFor({ timeout });
+  await page.locator('thead button', { hasText: 'Ready' }).focus();
+  await page.keyboard.press('Enter');
+  await page.locator('thead th[aria-sort]', { hasText: 'Ready' }).waitFor({ timeout: 5000 }).catch(() => { throw new Error(`Enter at the head of a column leads to ${page.url()}`); });
+  await page.context().close();
+}
+
+/** checkLost: what a screen reader reads aloud while the gateway is away does not change. */
+async function checkLost(browser) {
+  const page = await open(browser, `${url}/models`);
+  await page.locator('tr[data-model]').first().waitFor({ timeout });
+  await page.route('**/api/v1/status', (route) => route.abort('connectionrefused'));
+  const banner = page.locator('#offline');
+  await banner.waitFor({ timeout });
+  const said = await banner.innerText();
+  await page.evaluate(() => {
+    const now = Date.now() + 60_000;
+    Date.now = () => now;
+    document.dispatchEvent(new Event('state'));
+  });
+  expect(await banner.innerText() === said, `the banner said "${said}" and then "${await banner.innerText()}"`);
+  await page.context().close();
+  forgive(/CONNECTION_REFUSED/);
+}
+
+/** checkKept: figures that change leave the focus and the selection in the other facts. */
+async function checkKept(browser) {
+  const page = await open(browser, `${url}/replicas/model-0000-0`);
+  const running = page.locator('.facts div', { hasText: 'In flight' });
+  await running.waitFor({ timeout });
+  await page.locator('.facts a').first().focus();
+  await page.locator('.facts code').first().evaluate((code) => getSelection().selectAllChildren(code));
+  const before = await running.innerText();
+  await page.waitForFunction((was) => [...document.querySelectorAll('.facts div')].some((d) => d.innerText.startsWith('In flight') && d.innerText !== was), before, { timeout });
+  const [focus, selected] = await page.evaluate(() => [document.activeElement.textContent, String(getSelection())]);
+  expect(focus === 'model-0000', 'a link loses the focus when a figure beside it changes');
+  expect(selected === '10.0.0.1:10000', `the selection is "${selected}" after a figure beside it has changed`);
+  await page.context().close();
+}
+
+/** checkDays: the list of requests tells the day of those that are not of today. */
+async function checkDays(browser) {
+  const all = [{ ...request(1), started: '2030-05-04T11:59:00Z' }, { ...request(2), started: '2030-05-03T11:59:00Z' }];
+  const page = await open(browser, `${url}/configuration`, { timezoneId: 'UTC' }, async (p) => {
+    await p.clock.setFixedTime(new Date('2030-05-04T12:00:00Z'));
+    await show(p, {});
+    await answer(p, '**/api/v1/requests?*', { running: 0, requests: all });
+  });
+  await page.goto(`${url}/requests`);
+  await page.locator('tr[data-request]').nth(1).waitFor({ timeout });
+  const times = await page.locator('tr[data-request] th').allInnerTexts();
+  expect(String(times.map((t) => t.trim().split(/\s+/).join(' '))) === '11:59:00,11:59:00 2030-05-03', `the times of requests are ${times}`);
+  await page.context().close();
+}
+
+/** checkCopy: the button that copies says that it did. It is not there where it cannot copy. */
+async function checkCopy(browser) {
+  for (const can of [true, false]) {
+    const page = await open(browser, `${url}/playground`, {}, (p) => p.addInitScript((value) => Object.defineProperty(navigator, 'clipboard', { value }), can ? {} : null));
+    if (can) await page.evaluate(() => { navigator.clipboard.writeText = async (words) => { window.copied = words; }; });
+    await page.locator('pre.code', { hasText: 'curl' }).waitFor({ timeout });
+    const copy = page.getByRole('button', { name: 'Copy' });
+    expect(await copy.count() === Number(can), `a page that ${can ? 'can' : 'cannot'} copy has ${await copy.count()} buttons for it`);
+    if (can) {
+      await copy.click();
+      await page.locator('#note', { hasText: 'copied' }).waitFor({ timeout: 5000 });
+      expect((await page.evaluate(() => window.copied)).startsWith('curl'), 'the request is not copied');
+    }
+    await page.context().close();
+  }
+}
+
+/** checkAddress: a gateway that listens at all addresses is called at the address of its page. */
+async function checkAddress(browser) {
+  for (const listen of ['0.0.0.0:8080', '[::]:8080']) {
+    const page = await open(browser, url, {}, (p) => answerStatus(p, { listen }));
+    const called = page.locator('.card .facts code').first();
+    await called.waitFor({ timeout });
+    expect(await called.innerText() === 'http://127.0.0.1:8080/v1', `clients of ${listen} are told to call ${await called.innerText()}`);
+    await page.context().close();
+  }
+}
+
+/** checkGone: the page of what does not exist does not say that it loads. */
+async function checkGone(browser) {
+  for (const path of ['/models/none', '/replicas/none', '/requests/none']) {
+    const page = await open(browser, url + path);
+    await page.locator('.banner', { hasText: /does not/ }).last().waitFor({ timeout });
+    expect(await page.locator('.title .chip').isHidden(), `${path} says ${await page.locator('.title .chip').innerText()}`);
+    await page.context().close();
+  }
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -443,5 +564,14 @@ await run(async (browser) => {
   await checkBurst(browser);
   await checkURLs(browser);
   await checkPause(browser);
+  await checkReasons(browser);
+  await checkCut(browser);
+  await checkHeads(browser);
+  await checkLost(browser);
+  await checkKept(browser);
+  await checkDays(browser);
+  await checkCopy(browser);
+  await checkAddress(browser);
+  await checkGone(browser);
 });
 end();

@@ -1,7 +1,7 @@
 // The page's frame: the header, the menu, and the view of the browser's URL.
 
 import { el, text, attr, chip } from './dom.js';
-import { span, ago, count } from './format.js';
+import { span, clock, count } from './format.js';
 import { route, current } from './router.js';
 import { state, start, want, pause } from './store.js';
 import { session } from './session.js';
@@ -96,7 +96,7 @@ function header() {
 
 function connection() {
   const fault = state.lost
-    ? `Sluice has not answered for ${ago(state.lost.toISOString(), Date.now())}. This is the last known state.` : state.fault || state.refused;
+    ? `Sluice has not answered since ${clock(state.lost)}. This is the last known state.` : state.fault || state.refused;
   text($('offline'), fault);
   $('offline').hidden = fault === '';
   $('view').classList.toggle('stale', state.lost !== null);

@@ -94,6 +94,36 @@ export function redraw(node, what, make) {
   node.replaceChildren(...[make(what)].flat().filter(Boolean));
 }
 
+/**
+ * Does as redraw, but keeps the nodes that are equal, and so the focus and the selection in them.
+ * make returns nodes that listen to nothing.
+ */
+export function amend(node, what, make) {
+  const key = JSON.stringify(what);
+  if (node.drawn === key) return;
+  node.drawn = key;
+  become(node, [make(what)].flat().filter(Boolean));
+}
+
+/** Makes the children of a node equal to these, and replaces only what differs. */
+function become(node, children) {
+  const old = [...node.childNodes];
+  if (old.length !== children.length) {
+    node.replaceChildren(...children);
+    return;
+  }
+  old.forEach((was, i) => {
+    if (was.isEqualNode(children[i])) return;
+    if (was.hasChildNodes() && tagOf(was) === tagOf(children[i])) become(was, [...children[i].childNodes]);
+    else was.replaceWith(children[i]);
+  });
+}
+
+/** Returns the name of a node with its attributes, of which texts have none. */
+function tagOf(node) {
+  return [node.nodeName, ...[...node.attributes ?? []].map((a) => `${a.name}=${a.value}`)].join('\n');
+}
+
 const tones = {
   ready: 'ok', live: 'ok', external: 'ok', connected: 'ok', active: 'ok',
   starting: 'busy', pending: 'busy', loading: 'busy', draining: 'warn', drained: 'warn', degraded: 'warn', lost: 'bad',

@@ -52,14 +52,25 @@ export function ago(iso, now) {
   return iso ? span((now - Date.parse(iso)) / 1000) : '–';
 }
 
-/** Formats an ISO time in the browser's time zone. */
-export function clock(iso) {
-  return iso ? new Date(iso).toLocaleTimeString('en-GB') : '–';
+/** Formats the time from now to an ISO time. now must be of the same machine's clock. */
+export function until(iso, now) {
+  return iso ? `in ${span((Date.parse(iso) - now) / 1000)}` : '';
 }
 
-/** Formats an ISO time as date and time in the browser's time zone. */
-export function moment(iso) {
-  return iso ? new Date(iso).toLocaleString('sv-SE') : '–';
+/** Formats a time, a Date or in ISO form, in the browser's time zone. */
+export function clock(time) {
+  return time ? new Date(time).toLocaleTimeString('en-GB') : '–';
+}
+
+/** Formats a time, in ms or in ISO form, as date and time in the browser's time zone. */
+export function moment(time) {
+  return time ? new Date(time).toLocaleString('sv-SE') : '–';
+}
+
+/** Formats the day of an ISO time in the browser's time zone. Today is "". */
+export function otherDay(iso) {
+  const day = moment(iso).slice(0, 10);
+  return day === moment(Date.now()).slice(0, 10) ? '' : day;
 }
 
 /** Formats a number of bytes: "812 B", "14 kB", "3.1 MB", "500 GB", "5.5 TB". */
@@ -84,7 +95,11 @@ export function words(name) {
   return spaced.charAt(0).toUpperCase() + spaced.slice(1);
 }
 
-/** Returns the URL that clients call. status is the gateway's. */
+/**
+ * Returns the URL that clients call. status is the gateway's. A gateway that listens at all
+ * addresses of its machine is called at that of the page.
+ */
 export function clientsURL({ listen, tls }) {
-  return `${tls ? 'https' : 'http'}://${listen}/v1`;
+  const address = listen.replace(/^(0\.0\.0\.0|\[::\])?:/, `${location.hostname}:`);
+  return `${tls ? 'https' : 'http'}://${address}/v1`;
 }

@@ -194,6 +194,7 @@ class Table {
   // The keyboard and the mouse
 
   pressed(event) {
+    if (event.target !== this.table) return; // the head of a column has the focus
     const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
     const at = this.rows.findIndex((r) => this.key(r) === this.active);
     if (event.key === 'Enter' && at >= 0 && this.href) go(this.href(this.rows[at]));

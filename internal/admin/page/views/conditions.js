@@ -32,7 +32,7 @@ export function makeAttention() {
     update(all) {
       node.hidden = all.length === 0;
       node.dataset.severity = all.some((c) => c.severity === 'error') ? 'error' : 'warning';
-      list(items, all, (c) => `${c.type} ${c.subject}\n${c.what}\n${c.severity}`, makeItem, (item, c) => prose(item.why, c.why || 'The reason is unknown.'));
+      list(items, all, (c) => `${c.type || c.why} ${c.subject}\n${c.what}\n${c.severity}`, makeItem, (item, c) => prose(item.why, c.why || 'The reason is unknown.'));
     },
   };
 }

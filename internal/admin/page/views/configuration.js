@@ -1,6 +1,6 @@
 // The configuration: the file in force, the faults of a newer one, and its reload.
 
-import { el, chip, facts, makeChip, redraw, panel, link } from '../dom.js';
+import { el, chip, facts, makeChip, amend, redraw, panel, link } from '../dom.js';
 import { moment, ago, count, number } from '../format.js';
 import { action } from '../dialog.js';
 import { checkButton } from '../reload.js';
@@ -21,9 +21,9 @@ export function configuration() {
       redraw(tools, [c.path !== '', c.held], buttons);
       faults.hidden = c.faults.length === 0;
       redraw(faults, c.faults, (all) => el('ul', {}, all.map((f) => el('li', {}, el('p', { class: 'why', text: f })))));
-      redraw(about, [c, ago(c.loaded_at, s.now)], fileFacts);
+      amend(about, [c, ago(c.loaded_at, s.now)], fileFacts);
       pooled.hidden = s.pools.length === 0;
-      redraw(pools, s.pools, (all) => el('dl', { class: 'facts' }, all.map((p) => el('div', {}, el('dt', { text: p.name }),
+      amend(pools, s.pools, (all) => el('dl', { class: 'facts' }, all.map((p) => el('div', {}, el('dt', { text: p.name }),
         el('dd', {}, p.models.flatMap((m, i) => [i > 0 ? ', ' : '', link('models', m)]), p.queued > 0 && ` · ${number(p.queued)} queued`)))));
     },
   };

@@ -1,6 +1,6 @@
 // The models, and one model.
 
-import { el, text, attr, chip, panel, facts, redraw, makeChip, pathOf, headingOf } from '../dom.js';
+import { el, text, attr, chip, panel, facts, amend, redraw, makeChip, pathOf, headingOf } from '../dom.js';
 import { makeTable, tableView, twoLines, figure, held } from '../table.js';
 import { number, percent, bytes, ago, count, words } from '../format.js';
 import { showLimits, editButton } from '../limits.js';
@@ -74,6 +74,7 @@ export function model(place) {
     update(s) {
       const m = s.models.find((x) => x.name === name || x.aliases.includes(name));
       gone.hidden = Boolean(m);
+      state.hidden = !m;
       if (!m) return;
       shown = m;
       redraw(tools, [m.name, m.drained, Boolean(m.scale)], () => actions(m, () => shown));
@@ -81,7 +82,7 @@ export function model(place) {
       const own = s.replicas.filter((r) => r.model === m.name);
       const subjects = new Set([m.name, ...own.map((r) => r.id)]);
       faults.update(attention(s.conditions, null).filter((c) => subjects.has(c.subject)));
-      redraw(about, [m, m.scaled && ago(m.scaled.at, s.now)], modelFacts);
+      amend(about, [m, m.scaled && ago(m.scaled.at, s.now)], modelFacts);
       replicas.update(own);
       requests.update(s.requests.filter((q) => q.model === m.name));
     },

@@ -1,6 +1,6 @@
 // The nodes with their GPUs, and the servers that someone else runs.
 
-import { el, attr, chip, link, panel, facts, makeChip, makeLoad, setLoad, redraw, pathOf } from '../dom.js';
+import { el, attr, chip, link, panel, facts, makeChip, makeLoad, setLoad, amend, pathOf } from '../dom.js';
 import { makeTable, twoLines, clipped, held } from '../table.js';
 import { number, bytes, ago, count } from '../format.js';
 
@@ -14,7 +14,7 @@ export function nodes(place) {
     node: el('div', { class: 'stack' }, el('h1', { text: 'Nodes' }), none, cards, others),
     update(s) {
       none.hidden = s.nodes.length > 0;
-      redraw(cards, s.nodes, (all) => all.map(nodeCard));
+      amend(cards, s.nodes, (all) => all.map(nodeCard));
       others.hidden = s.upstreams.length === 0;
       servers.now = s.now;
       servers.update(s.upstreams);

@@ -1,6 +1,6 @@
 // The overview: what needs attention, the figures of the gateway, and its models.
 
-import { el, text, chip, facts, panel, redraw, makeChip } from '../dom.js';
+import { el, text, chip, facts, panel, amend, makeChip } from '../dom.js';
 import { number, ago, count, clientsURL } from '../format.js';
 import { attention, makeAttention } from './conditions.js';
 import { modelTable } from './models.js';
@@ -20,7 +20,7 @@ export function overview(place) {
       faults.update(attention(s.conditions, s.status));
       figures.update(s);
       table.update(s.models);
-      redraw(system, systemOf(s), systemCards);
+      amend(system, systemOf(s), systemCards);
     },
     close: history.close,
   };

@@ -5,6 +5,7 @@
 import { el, text, chooseFrom, link, panel } from '../dom.js';
 import { duration, number, clientsURL } from '../format.js';
 import { errorOf, get } from '../api.js';
+import { tell } from '../dialog.js';
 import { operates } from '../session.js';
 import { keep } from '../router.js';
 
@@ -172,7 +173,11 @@ function makeCode() {
   const made = { url: '', body: null };
   let language = 'curl';
   const tabs = ['curl', 'Python'].map((name) => el('button', { type: 'button', 'aria-pressed': String(name === language), text: name, click: () => choose(name) }));
-  const copy = el('button', { type: 'button', text: 'Copy', click: () => navigator.clipboard?.writeText(pre.textContent) });
+  // A page that was loaded by http from another machine may not write to the clipboard.
+  const copy = navigator.clipboard && el('button', { type: 'button', text: 'Copy', click: async () => {
+    await navigator.clipboard.writeText(pre.textContent);
+    tell('The request is copied.');
+  } });
   const draw = () => made.body && text(pre, language === 'curl' ? curl(made.url, made.body) : python(made.url, made.body));
   const choose = (name) => {
     language = name;

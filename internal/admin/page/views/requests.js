@@ -1,9 +1,9 @@
 // The running and the last requests, and one request.
 
-import { el, text, attr, chip, link, facts, redraw, makeChip, panel, pathOf, headingOf } from '../dom.js';
+import { el, text, attr, chip, link, facts, amend, redraw, makeChip, panel, pathOf, headingOf } from '../dom.js';
 import { makeCandidates } from '../candidates.js';
 import { makeTable, twoLines, clipped } from '../table.js';
-import { number, duration, clock, moment, bytes, count } from '../format.js';
+import { number, duration, clock, moment, otherDay, bytes, count } from '../format.js';
 import { keep } from '../router.js';
 import { action } from '../dialog.js';
 import { get } from '../api.js';
@@ -15,7 +15,7 @@ export function requestTable(place) {
     words: (q) => [q.request_id, q.client_request_id, q.model, q.tenant, q.replica, q.status, q.code, q.path, q.cause], empty: 'No requests yet.',
     mark: (node, q) => { attr(node, 'data-request', q.request_id); attr(node, 'data-state', q.state); },
     columns: [
-      { id: 'time', title: 'Time', class: 'w-time', value: (q) => Date.parse(q.started), show: (cell, q) => twoLines(cell, clock(q.started), '', pathOf('requests', q.request_id)) },
+      { id: 'time', title: 'Time', class: 'w-time', value: (q) => Date.parse(q.started), show: (cell, q) => twoLines(cell, clock(q.started), otherDay(q.started), pathOf('requests', q.request_id)) },
       { id: 'model', title: 'Model', class: 'clip', value: (q) => q.model, show: (cell, q) => twoLines(cell, q.model || '–', q.path.replace(/^\/v1\//, '')) },
       { id: 'status', title: 'Status', class: 'w-status', value: (q) => outcome(q)[0], show: showOutcome },
       { id: 'replica', title: 'Replica', class: 'w-model p2 clip', value: (q) => q.replica, show: (cell, q) => clipped(cell, q.replica || q.upstream) },
@@ -61,7 +61,7 @@ function outcome(q) {
 }
 
 function failed(q) {
-  return q.state === 'done' && (q.status === 0 || q.status >= 400 || q.flags !== '');
+  return q.state === 'done' && outcome(q)[1] !== 'ok';
 }
 
 const kinds = { all: () => true, running: (q) => q.state !== 'done', failed };
@@ -121,10 +121,11 @@ export function request({ name }) {
     update(s) {
       const q = s.requests.find((x) => x.request_id === name);
       gone.hidden = Boolean(q);
+      state.hidden = !q;
       if (!q) return;
       chip(state, ...outcome(q));
       redraw(tools, q.state !== 'done', (on) => [on && cancel(name)]);
-      redraw(about, q, requestFacts);
+      amend(about, q, requestFacts);
       tell(q);
     },
   };

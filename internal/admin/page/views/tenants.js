@@ -1,6 +1,6 @@
 // The tenants, and one tenant.
 
-import { el, text, attr, panel, facts, redraw, pathOf, headingOf } from '../dom.js';
+import { el, text, attr, panel, facts, amend, pathOf, headingOf } from '../dom.js';
 import { makeTable, tableView, twoLines, figure } from '../table.js';
 import { number, bytes, count } from '../format.js';
 import { showLimits, showWeight, editButton } from '../limits.js';
@@ -58,7 +58,7 @@ export function tenant({ name }) {
       if (!t) return;
       shown = t;
       if (!tools.firstChild) tools.append(editButton('tenants', name, () => shown) ?? '');
-      redraw(about, t, tenantFacts);
+      amend(about, t, tenantFacts);
       used.hidden = mostUsed(t) < 0;
       quota.update(t, s.now);
       requests.update(s.requests.filter((q) => q.tenant === name));
