@@ -28,8 +28,8 @@ const (
 	expiredAtStart = 5 * time.Minute
 	// retryDelay is the pause after a failure.
 	retryDelay = 2 * time.Second
-	// callTimeout bounds one call of the API. An admission webhook may take up to 30 s, and only the
-	// answer of the API names it.
+	// callTimeout bounds one call of the API. An admission webhook may take up to 30 s, and only
+	// the answer of the API names it.
 	callTimeout = 35 * time.Second
 	// leaseTimeout bounds one call about a lease, which must be renewed in time.
 	leaseTimeout = 10 * time.Second

@@ -220,8 +220,8 @@ func runningState(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.
 }
 
 // unreadyReason returns why the pod of a running engine is not ready. ready is the pod's condition,
-// or nil. A pod whose engine is ready may wait for another container or for a readiness gate. When a
-// node is lost, Kubernetes calls its pods unready and gives no message.
+// or nil. A pod whose engine is ready may wait for another container or for a readiness gate. When
+// a node is lost, Kubernetes calls its pods unready and gives no message.
 func unreadyReason(engine *corev1.ContainerStatus, ready *corev1.PodCondition) string {
 	switch {
 	case !engine.Ready:

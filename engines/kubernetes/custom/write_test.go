@@ -284,8 +284,8 @@ func TestARefusedFinalizerHidesNoStatus(t *testing.T) {
 }
 
 // TestAWebhookThatDoesNotAnswerHidesNoStatus: an admission webhook keeps models from getting their
-// finalizer for the longest time that the API lets it. Their status is written all the same, and the
-// error names the webhook.
+// finalizer for the longest time that the API lets it. Their status is written all the same, and
+// the error names the webhook.
 func TestAWebhookThatDoesNotAnswerHidesNoStatus(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

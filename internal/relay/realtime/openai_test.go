@@ -128,8 +128,8 @@ func TestR8_ToolChoiceOfASession(t *testing.T) {
 	}
 }
 
-// A session of text alone may say how its audio would be, as frameworks do. Nothing speaks there, so
-// the other settings hold.
+// A session of text alone may say how its audio would be, as frameworks do. Nothing speaks there,
+// so the other settings hold.
 func TestR8_AudioSettingsOfATextSession(t *testing.T) {
 	g := newGateway(t, nil)
 	c := g.dial(t)
