@@ -69,7 +69,8 @@ type KeyBudget struct {
 type NewKey struct {
 	Tenant string `json:"tenant"`
 	Name   string `json:"name"`
-	// Models are the models and pools that the key may use, of those of its tenant. Empty: all.
+	// Models are the models and pools that the key may use, of those of its tenant. nil: all. New
+	// refuses an empty list.
 	Models []string `json:"models"`
 	// Limits are the limits of the key, beside those of its tenant.
 	Limits KeyLimits `json:"limits"`

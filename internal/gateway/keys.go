@@ -284,6 +284,9 @@ const maxKeyModels = 100
 // wrongModel says what is wrong with the models of a new key; empty: nothing. Every name is fine
 // where models are discovered, because they are not known yet.
 func wrongModel(c *config.Config, asked admin.NewKey) string {
+	if asked.Models != nil && len(asked.Models) == 0 {
+		return "models must name at least one model, and is empty: leave it out if the key may use all of its tenant."
+	}
 	if len(asked.Models) > maxKeyModels {
 		return fmt.Sprintf("models must not be more than %d names.", maxKeyModels)
 	}

@@ -43,6 +43,12 @@ func TestB4_ModelsOfANewKey(t *testing.T) {
 			t.Errorf("%s of %s: %q, want %q", c.names, c.tenant, got, c.want)
 		}
 	}
+	if got := wrongModel(known, admin.NewKey{Tenant: "all", Models: []string{}}); got == "" {
+		t.Error("a key that may use no model is made, and may use all")
+	}
+	if got := wrongModel(known, admin.NewKey{Tenant: "all"}); got != "" {
+		t.Errorf("a key with the models of its tenant is refused: %s", got)
+	}
 	if got := wrongModel(known, admin.NewKey{Tenant: "all", Models: slices.Repeat([]string{"x"}, maxKeyModels+1)}); got == "" {
 		t.Error("a key may name too many models")
 	}

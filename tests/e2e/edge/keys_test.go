@@ -88,7 +88,7 @@ func TestE2E_B4_KeysOutliveARestart(t *testing.T) {
 	}
 	for body, want := range map[string]string{
 		`{"tenant":"nobody"}`: "tenant", `{"tenant":"acme","expires":"2001-01-01T00:00:00Z"}`: "expires", `{"tenant":"acme","model":"x"}`: "model",
-		`{"tenant":"acme","models":["chat","none"]}`: "none", `{"tenant":"acme","name":"sk-secret"}`: "name",
+		`{"tenant":"acme","models":["chat","none"]}`: "none", `{"tenant":"acme","models":[]}`: "models", `{"tenant":"acme","name":"sk-secret"}`: "name",
 	} {
 		a := (&harness.Gateway{T: t, URL: g.Admin}).Post("/api/v1/keys", body)
 		if a.StatusCode != 400 || !strings.Contains(string(a.Content), want) {
