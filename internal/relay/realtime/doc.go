@@ -94,9 +94,10 @@
 //
 // Everything else is refused by name with an error event. That is audio, items of other types,
 // changes of items, items that are not to be the last one, and responses outside of the
-// conversation. Items that come while a response is generated join the conversation behind it. The
-// engine gets the output of a function behind its call, whatever came between, and no call without
-// an output. Heartbeats are not sent; the server pings.
+// conversation. Settings of audio are ignored beside modalities of text alone. Items that come
+// while a response is generated join the conversation behind it. The engine gets the output of a
+// function behind its call, whatever came between, and no call without an output. Heartbeats are
+// not sent; the server pings.
 //
 // # Close codes
 //

@@ -233,11 +233,13 @@ func (s *session) withSettings(c conversation, name string, data json.RawMessage
 	if data != nil && json.Unmarshal(data, &set) != nil {
 		return c, set, invalid(name, name+" has a member of the wrong type.")
 	}
+	modalities := slices.Concat(set.Modalities, set.OutputModalities)
+	hasAudio := len(set.Audio) > 0 && !isNull(set.Audio) || len(set.Voice) > 0 && !isNull(set.Voice)
 	switch {
-	case slices.Contains(set.Modalities, "audio"), slices.Contains(set.OutputModalities, "audio"):
+	case slices.Contains(modalities, "audio"):
 		return c, set, invalid(name+".output_modalities", "Audio is not served here: the only modality is text.")
-	case len(set.Audio) > 0 && !isNull(set.Audio), len(set.Voice) > 0 && !isNull(set.Voice):
-		return c, set, invalid(name+".audio", "Audio is not served here.")
+	case hasAudio && len(modalities) == 0: // beside text alone it says nothing: frameworks always send it
+		return c, set, invalid(name+".audio", `Audio is not served here: ask for text alone with output_modalities ["text"].`)
 	case len(set.Prompt) > 0 && !isNull(set.Prompt):
 		return c, set, invalid(name+".prompt", "Stored prompts are not served here.")
 	case set.Conversation == "none", set.Input != nil && !isNull(set.Input):

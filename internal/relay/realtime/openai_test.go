@@ -128,6 +128,28 @@ func TestR8_ToolChoiceOfASession(t *testing.T) {
 	}
 }
 
+// A session of text alone may say how its audio would be, as frameworks do. Nothing speaks there,
+// so the other settings hold.
+func TestR8_AudioSettingsOfATextSession(t *testing.T) {
+	g := newGateway(t, nil)
+	c := g.dial(t)
+	for _, modalities := range []string{"modalities", "output_modalities"} {
+		c.send(`{"type":"session.update","session":{"` + modalities + `":["text"],"voice":"ash","audio":{"output":{"voice":"ash"}},"instructions":"Be brief."}}`)
+		if _, m := c.seen("session.updated"); !strings.Contains(m.raw, `"Be brief."`) || strings.Contains(m.raw, "ash") {
+			t.Errorf("%s: %s", modalities, m.raw)
+		}
+	}
+	c.send(userItem)
+	c.send(`{"type":"response.create","response":{"output_modalities":["text"],"audio":{"output":{"voice":"ash"}}}}`)
+	r := g.engine.next(t)
+	if said := r.conversation(); !strings.Contains(said, `"Be brief."`) {
+		t.Errorf("%s", said)
+	}
+	r.say("x")
+	r.finish("stop")
+	c.seen("response.done")
+}
+
 // What this gateway does not serve is refused by name, and a response that is cancelled or fails
 // says so. The socket goes on.
 func TestR8_Refusals(t *testing.T) {
@@ -136,6 +158,7 @@ func TestR8_Refusals(t *testing.T) {
 	for message, want := range map[string]string{
 		`{"type":"session.update","session":{"output_modalities":["audio"]}}`:    "Audio is not served",
 		`{"type":"session.update","session":{"audio":{"output":{"voice":"a"}}}}`: "Audio is not served",
+		`{"type":"session.update","session":{"voice":"a","modalities":[]}}`:      "Audio is not served",
 		`{"type":"input_audio_buffer.append","audio":"AAAA"}`:                    "Audio is not served",
 		`{"type":"session.update","session":{"tools":[{"type":"mcp"}]}}`:         "type function",
 		`{"type":"conversation.item.delete","item_id":"x"}`:                      "conversation.item.delete",
