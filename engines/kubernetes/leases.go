@@ -28,8 +28,11 @@ const (
 	expiredAtStart = 5 * time.Minute
 	// retryDelay is the pause after a failure.
 	retryDelay = 2 * time.Second
-	// callTimeout bounds one call of the API.
-	callTimeout = 10 * time.Second
+	// callTimeout bounds one call of the API. An admission webhook may take up to 30 s, and only
+	// the answer of the API names it.
+	callTimeout = 35 * time.Second
+	// leaseTimeout bounds one call about a lease, which must be renewed in time.
+	leaseTimeout = 10 * time.Second
 	// maxRecord is the length of the longest record in a lease. The API refuses an object with
 	// annotations of more than 256 KiB.
 	maxRecord = 240 << 10
@@ -242,7 +245,7 @@ func (m *gatewayLease) run(ctx context.Context) {
 		// until the lease expires.
 		return
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout/2)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaseTimeout/2)
 	defer cancel()
 	_ = m.client.Delete(last, m.name, metav1.DeleteOptions{}) // If the lease stays, it expires.
 }
@@ -268,7 +271,7 @@ func (m *gatewayLease) waitNext(ctx context.Context, pause time.Duration, wakeab
 
 // write renews the held lease. If held is nil, it looks up the lease or creates it.
 func (m *gatewayLease) write(ctx context.Context, held *coordinationv1.Lease) (*coordinationv1.Lease, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, leaseTimeout)
 	defer cancel()
 	if held == nil {
 		found, err := m.client.Get(ctx, m.name, metav1.GetOptions{})

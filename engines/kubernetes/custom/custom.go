@@ -116,10 +116,11 @@ type Config struct {
 const (
 	// from a change until it is handled, so that a burst is handled once
 	settleDelay      = 100 * time.Millisecond
-	minWriteInterval = time.Second      // between two writes of one object
-	minRetryDelay    = time.Second      // before the first retry of a failed call
-	maxRetryDelay    = 5 * time.Second  // the longest delay between retries
-	callTimeout      = 10 * time.Second // for one write
+	minWriteInterval = time.Second     // between two writes of one object
+	minRetryDelay    = time.Second     // before the first retry of a failed call
+	maxRetryDelay    = 5 * time.Second // the longest delay between retries
+	// for one write: an admission webhook may take up to 30 s, and only the API's answer names it
+	callTimeout = 35 * time.Second
 	// Limits of writes per second and of writes in a burst.
 	writeRate, writeBurst = 50, 100
 )

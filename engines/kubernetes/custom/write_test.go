@@ -40,6 +40,8 @@ func model(t *testing.T, name string) any {
 type calls struct {
 	dynamic.ResourceInterface
 	fail func(name string) error
+	// slow is how long a call takes.
+	slow time.Duration
 
 	mu   sync.Mutex
 	made []call
@@ -50,11 +52,18 @@ type call struct {
 	at         time.Time
 }
 
-func (c *calls) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (
+func (c *calls) Patch(ctx context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, _ ...string) (
 	*unstructured.Unstructured, error) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.made = append(c.made, call{name, string(data), time.Now()})
+	c.mu.Unlock()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(c.slow):
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.fail == nil {
 		return nil, nil
 	}
@@ -237,6 +246,39 @@ func TestARefusedFinalizerHidesNoStatus(t *testing.T) {
 			t.Errorf("%v", c.made)
 		}
 		if says := w.Errors(); !strings.HasPrefix(says, `custom resources cannot be written: inferencemodels "a" is forbidden`) {
+			t.Error(says)
+		}
+	})
+}
+
+// TestAWebhookThatDoesNotAnswerHidesNoStatus: an admission webhook keeps models from getting their
+// finalizer for the longest time that the API lets it. Their status is written all the same, and
+// the error names the webhook.
+func TestAWebhookThatDoesNotAnswerHidesNoStatus(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, c := New(Config{IsLeader: always}), &calls{slow: 30 * time.Second}
+		c.fail = func(string) error {
+			if strings.Contains(c.made[len(c.made)-1].data, "finalizers") {
+				return apierrors.NewInternalError(errors.New(`failed calling webhook "policy.example.com": context deadline exceeded`))
+			}
+			return nil
+		}
+		pods := func(name string) any {
+			return object(t, fmt.Sprintf(`{"metadata": {"name": %q, "uid": "u-%[1]s", "generation": 1, "resourceVersion": "7"}, "spec": {}}`, name))
+		}
+		writing(t, w, c, pods("a"), pods("b"))
+		w.Report([]Status{{Kind: Model, Name: "a", Phase: "Ready"}, {Kind: Model, Name: "b", Phase: "Ready"}})
+		time.Sleep(5 * c.slow)
+		if diff := cmp.Diff([]string{"a", "a", "b", "b"}, c.names()[:4]); diff != "" {
+			t.Error(diff)
+		}
+		for _, i := range []int{1, 3} {
+			if !strings.Contains(c.all()[i].data, "Ready") {
+				t.Errorf("written: %s", c.all()[i].data)
+			}
+		}
+		if says := w.Errors(); !strings.Contains(says, "policy.example.com") {
 			t.Error(says)
 		}
 	})
