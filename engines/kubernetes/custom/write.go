@@ -43,7 +43,10 @@ func (w *writer) run(ctx context.Context) {
 		case <-ticker.C:
 		}
 		leads := w.isLeader()
-		if leads && (left || !led) {
+		switch {
+		case !leads:
+			w.setError("writing", "") // it now concerns another gateway
+		case left || !led:
 			left = w.writeAll(ctx)
 		}
 		led = leads

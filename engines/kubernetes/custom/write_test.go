@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -207,6 +208,27 @@ func TestLeadership(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		if len(c.names()) != n {
 			t.Error("one that leads no more has written")
+		}
+	})
+}
+
+// TestOneThatLeadsNoMoreHasNoFault: what a leader could not write is not its fault any more when
+// another gateway leads.
+func TestOneThatLeadsNoMoreHasNoFault(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var follows atomic.Bool
+		w := New(Config{IsLeader: func() bool { return !follows.Load() }})
+		writing(t, w, &calls{fail: func(string) error { return errors.New("connection refused") }}, model(t, "a"))
+		w.Report([]Status{{Kind: Model, Name: "a"}})
+		time.Sleep(2 * minWriteInterval)
+		if w.Errors() == "" {
+			t.Error("the leader has no fault")
+		}
+		follows.Store(true)
+		time.Sleep(2 * minWriteInterval)
+		if says := w.Errors(); says != "" {
+			t.Error(says)
 		}
 	})
 }
