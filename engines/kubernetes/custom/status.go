@@ -3,6 +3,7 @@ package custom
 import (
 	"cmp"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,8 +24,8 @@ const fieldAcceptedSpec = "acceptedSpec"
 const maxMessageBytes = 4096
 
 // patchFor returns the merge patch that makes an object's status equal to s, or nil if it is equal
-// already. A null removes a field.
-func (s Status) patchFor(status map[string]any, now time.Time) map[string]any {
+// already but for the ignored fields. A null removes a field.
+func (s Status) patchFor(status map[string]any, ignored []string, now time.Time) map[string]any {
 	before, _ := status["conditions"].([]any)
 	fields := map[string]any{
 		"observedGeneration": s.Generation,
@@ -41,7 +42,7 @@ func (s Status) patchFor(status map[string]any, now time.Time) map[string]any {
 		fields["replicasReady"] = strconv.Itoa(s.Ready) + "/" + strconv.Itoa(s.Desired)
 	}
 	for name, value := range fields {
-		if !reflect.DeepEqual(status[name], value) {
+		if !slices.Contains(ignored, name) && !reflect.DeepEqual(status[name], value) {
 			return fields
 		}
 	}

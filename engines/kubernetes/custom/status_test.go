@@ -32,7 +32,7 @@ func current() Status {
 
 func TestNothingIsWrittenTwice(t *testing.T) {
 	t.Parallel()
-	if fields := current().patchFor(statusOf(t, written), time.Now()); fields != nil {
+	if fields := current().patchFor(statusOf(t, written), nil, time.Now()); fields != nil {
 		t.Errorf("writes %v", fields)
 	}
 }
@@ -53,7 +53,7 @@ func TestEveryDifferenceIsWritten(t *testing.T) {
 	} {
 		s := current()
 		change(&s)
-		if s.patchFor(statusOf(t, written), time.Now()) == nil {
+		if s.patchFor(statusOf(t, written), nil, time.Now()) == nil {
 			t.Errorf("a change of %s is not written", name)
 		}
 	}
@@ -65,7 +65,7 @@ func TestConditions(t *testing.T) {
 	now := time.Date(2025, 5, 5, 5, 5, 5, 5, time.FixedZone("", 7200))
 	s := current()
 	s.Generation, s.Phase, s.Ready, s.Message = 4, "Starting", 0, "pulling"
-	fields := s.patchFor(statusOf(t, written), now)
+	fields := s.patchFor(statusOf(t, written), nil, now)
 	want := statusOf(t, `{"observedGeneration": 4, "selector": null, "message": "pulling", "phase": "Starting", "replicas": 2, "ready": 0, "desired": 2, "replicasReady": "0/2",
 		"conditions": [
 			{"type": "Foreign", "status": "Unknown", "reason": "Who", "message": "", "lastTransitionTime": "2020-01-01T00:00:00Z"},
@@ -80,7 +80,7 @@ func TestConditions(t *testing.T) {
 func TestRefusedModel(t *testing.T) {
 	t.Parallel()
 	s := Status{Kind: Model, Generation: 1, Message: "spec.engine: there is no engine x"}
-	fields := s.patchFor(nil, time.Unix(0, 0))
+	fields := s.patchFor(nil, nil, time.Unix(0, 0))
 	if fields["phase"] != nil || fields["message"] != s.Message || fields["replicasReady"] != "0/0" {
 		t.Errorf("writes %v", fields)
 	}
@@ -98,7 +98,7 @@ func TestRefusedModel(t *testing.T) {
 
 func TestEngineHasNoReplicas(t *testing.T) {
 	t.Parallel()
-	fields := Status{Kind: Engine, Generation: 1, Accepted: true, Phase: "Ready"}.patchFor(nil, time.Now())
+	fields := Status{Kind: Engine, Generation: 1, Accepted: true, Phase: "Ready"}.patchFor(nil, nil, time.Now())
 	if len(fields) != 3 || len(fields["conditions"].([]any)) != 1 {
 		t.Errorf("writes %v", fields)
 	}
@@ -124,7 +124,7 @@ func TestU15_TheAcceptedSpecIsInTheStatus(t *testing.T) {
 	const spec = `{"engine":"sim","variables":{"b":1,"a":null}}`
 	s := current()
 	s.InForce = []byte(spec)
-	fields := s.patchFor(statusOf(t, written), time.Now())
+	fields := s.patchFor(statusOf(t, written), nil, time.Now())
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"name": "a"}, "status": fields})
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func TestU15_TheAcceptedSpecIsInTheStatus(t *testing.T) {
 	}
 	s.InForce = nil
 	status, _ := read.raw.Object["status"].(map[string]any)
-	if fields := s.patchFor(status, time.Now()); fields != nil {
+	if fields := s.patchFor(status, nil, time.Now()); fields != nil {
 		t.Errorf("writes %v", fields)
 	}
 }

@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -27,6 +29,18 @@ type writer struct {
 type writeAttempt struct {
 	next time.Time // when the object may be written again
 	err  error     // why the API rejected the object, or nil
+	// dropped are the fields of the status that the API has not kept, because its definition of the
+	// kind is older than this gateway. They are not written for themselves before again.
+	dropped []string
+	again   time.Time
+}
+
+// ignored returns the fields of the status that are not worth a write of their own now.
+func (a writeAttempt) ignored() []string {
+	if time.Now().Before(a.again) {
+		return a.dropped
+	}
+	return nil
 }
 
 // run writes all differences after each report, after each change, and when this gateway becomes
@@ -44,8 +58,9 @@ func (w *writer) run(ctx context.Context) {
 		}
 		leads := w.isLeader()
 		switch {
-		case !leads:
-			w.setError("writing", "") // it now concerns another gateway
+		case !leads: // the errors now concern another gateway
+			w.setError("writing", "")
+			w.setError("definitions", "")
 		case left || !led:
 			left = w.writeAll(ctx)
 		}
@@ -70,12 +85,13 @@ func (w *writer) writeAll(ctx context.Context) bool {
 	left := false
 	models := w.models.list()
 	w.forget(models)
-	for _, e := range slices.Concat(w.engines.list(), models) {
-		patches := pendingPatches(e, statuses, released[e.raw.GetUID()])
+	all := slices.Concat(w.engines.list(), models)
+	for _, e := range all {
+		last := w.attempts[e.raw.GetUID()]
+		patches := pendingPatches(e, statuses, released[e.raw.GetUID()], last.ignored())
 		if len(patches) == 0 {
 			continue
 		}
-		last := w.attempts[e.raw.GetUID()]
 		if time.Now().Before(last.next) {
 			left, failure = true, cmp.Or(failure, last.err)
 			continue
@@ -92,6 +108,7 @@ func (w *writer) writeAll(ctx context.Context) bool {
 			break // The other writes would fail too.
 		}
 	}
+	w.setError("definitions", w.definitionFault(all))
 	if failure == nil {
 		w.setError("writing", "")
 	} else {
@@ -113,24 +130,42 @@ func (w *writer) forget(models []entry) {
 	w.mu.Unlock()
 }
 
+// definitionFault says which fields of a status the API does not keep, or is empty.
+func (w *writer) definitionFault(all []entry) string {
+	fields := map[string]bool{}
+	for _, e := range all {
+		for _, name := range w.attempts[e.raw.GetUID()].dropped {
+			fields[string(e.Kind)+" status."+name] = true
+		}
+	}
+	if len(fields) == 0 {
+		return ""
+	}
+	return "the cluster's CustomResourceDefinitions are older than this gateway: apply those of its version; the API does not keep " +
+		strings.Join(slices.Sorted(maps.Keys(fields)), ", ")
+}
+
 // errNotLeader means that this gateway is no longer the leader.
 var errNotLeader = errors.New("this gateway is no longer the leader")
 
 // writeObject writes the patches of an object. A patch that the API rejects holds up no other one.
 func (w *writer) writeObject(ctx context.Context, e entry, patches []patch) error {
-	attempt := writeAttempt{next: time.Now().Add(minWriteInterval)}
+	attempt := w.attempts[e.raw.GetUID()]
+	attempt.next, attempt.err = time.Now().Add(minWriteInterval), nil
 	for _, p := range patches {
 		if !w.isLeader() {
 			return errNotLeader
 		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		_, err := w.api(e.Kind).Patch(call, e.Name, types.MergePatchType, p.data, metav1.PatchOptions{FieldManager: "sluice"}, p.subresources...)
+		written, err := w.api(e.Kind).Patch(call, e.Name, types.MergePatchType, p.data, metav1.PatchOptions{FieldManager: "sluice"}, p.subresources...)
 		cancel()
 		switch {
+		case err == nil && p.status != nil:
+			attempt.dropped, attempt.again = p.dropped(written), time.Now().Add(droppedRetryDelay)
 		case err == nil, apierrors.IsNotFound(err), apierrors.IsConflict(err):
 			// The object is gone, or the watch will deliver a newer version.
 		case isObjectError(err):
-			attempt = writeAttempt{next: time.Now().Add(maxRetryDelay), err: cmp.Or(attempt.err, err)}
+			attempt.next, attempt.err = time.Now().Add(maxRetryDelay), cmp.Or(attempt.err, err)
 		default:
 			return err
 		}
@@ -150,10 +185,19 @@ func isObjectError(err error) bool {
 type patch struct {
 	data         []byte
 	subresources []string
+	// status holds the fields of the status, or is nil.
+	status map[string]any
 }
 
-// pendingPatches returns the patches that an object needs.
-func pendingPatches(e entry, statuses map[Kind]map[string]Status, released bool) []patch {
+// dropped returns the fields of the patch's status that the written object lacks.
+func (p patch) dropped(written *unstructured.Unstructured) []string {
+	kept, _, _ := unstructured.NestedMap(written.Object, "status") // a malformed status counts as empty
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(p.status)), func(name string) bool { return reflect.DeepEqual(kept[name], p.status[name]) })
+}
+
+// pendingPatches returns the patches that an object needs. Of its status, the ignored fields alone
+// are no reason for a patch.
+func pendingPatches(e entry, statuses map[Kind]map[string]Status, released bool, ignored []string) []patch {
 	var all []patch
 	if finalizers, differ := wantedFinalizers(e, released); differ {
 		// The patch requires the version that was read, so that it does not remove a finalizer that
@@ -167,8 +211,8 @@ func pendingPatches(e entry, statuses map[Kind]map[string]Status, released bool)
 	}
 	// A malformed status counts as empty.
 	status, _, _ := unstructured.NestedMap(e.raw.Object, "status")
-	if fields := s.patchFor(status, time.Now()); fields != nil {
-		all = append(all, patch{data: mustMarshal(map[string]any{"status": fields}), subresources: []string{"status"}})
+	if fields := s.patchFor(status, ignored, time.Now()); fields != nil {
+		all = append(all, patch{data: mustMarshal(map[string]any{"status": fields}), subresources: []string{"status"}, status: fields})
 	}
 	return all
 }

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/client-go/dynamic"
 )
 
@@ -43,6 +44,8 @@ type calls struct {
 	fail func(name string) error
 	// slow is how long a call takes.
 	slow time.Duration
+	// drops is the field of the status that this API does not keep.
+	drops string
 
 	mu   sync.Mutex
 	made []call
@@ -65,10 +68,17 @@ func (c *calls) Patch(ctx context.Context, name string, _ types.PatchType, data 
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.fail == nil {
-		return nil, nil
+	if c.fail != nil {
+		if err := c.fail(name); err != nil {
+			return nil, err
+		}
 	}
-	return nil, c.fail(name)
+	written := new(unstructured.Unstructured)
+	if err := utiljson.Unmarshal(data, &written.Object); err != nil {
+		return nil, err
+	}
+	unstructured.RemoveNestedField(written.Object, "status", c.drops)
+	return written, nil
 }
 
 func (c *calls) all() []call {
@@ -301,6 +311,52 @@ func TestAWebhookThatDoesNotAnswerHidesNoStatus(t *testing.T) {
 			}
 		}
 		if says := w.Errors(); !strings.Contains(says, "policy.example.com") {
+			t.Error(says)
+		}
+	})
+}
+
+// TestAFieldThatTheAPIDropsIsToldAndNotWrittenAllTheTime: the definitions in the cluster are older
+// than the gateway, so the API does not keep a field of the status. The operator is told. A status
+// that differs in nothing else is written again only now and then.
+func TestAFieldThatTheAPIDropsIsToldAndNotWrittenAllTheTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, c := New(Config{IsLeader: always}), &calls{drops: fieldAcceptedSpec}
+		s := Status{Kind: Model, Name: "a", Generation: 1, Phase: "Ready", InForce: []byte("{}")}
+		kept := map[string]any{}
+		for name, value := range s.patchFor(nil, nil, time.Now()) {
+			if name != fieldAcceptedSpec && value != nil {
+				kept[name] = value
+			}
+		}
+		shown := object(t, `{"metadata": {"name": "a", "uid": "u", "generation": 1, "resourceVersion": "7"}, "spec": {"launcher": "upstream"}}`)
+		shown.Object["status"] = kept
+		writing(t, w, c, shown)
+		report := func(d time.Duration) {
+			for range d / minWriteInterval {
+				w.Report([]Status{s})
+				time.Sleep(minWriteInterval)
+			}
+		}
+		report(droppedRetryDelay - 2*minWriteInterval)
+		if n := len(c.names()); n != 1 {
+			t.Errorf("%d writes of a field that the API drops", n)
+		}
+		if says := w.Errors(); !strings.Contains(says, "older than this gateway") || !strings.Contains(says, "InferenceModel status.acceptedSpec") {
+			t.Errorf("%q", says)
+		}
+		s.Phase = "Starting" // differs, and is written at once
+		report(2 * minWriteInterval)
+		if n := len(c.names()); n < 2 {
+			t.Error("what the API keeps is not written")
+		}
+		c.mu.Lock()
+		c.drops = "" // somebody has applied the definitions
+		c.mu.Unlock()
+		s.Phase = "Ready"
+		report(droppedRetryDelay + 2*minWriteInterval)
+		if says := w.Errors(); says != "" {
 			t.Error(says)
 		}
 	})
