@@ -207,7 +207,7 @@ func runningState(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.
 		return engines.Ready, "", ready.LastTransitionTime.Time
 	case s.Running != nil:
 		since = s.Running.StartedAt.Time
-		reason = "its probe has not passed"
+		reason = unreadyReason(engine, ready)
 		if blocked := waitingReason(p.Status.ContainerStatuses); blocked != "" {
 			reason = blocked // The engine version's own template has further containers.
 		}
@@ -217,6 +217,19 @@ func runningState(p *corev1.Pod, engine *corev1.ContainerStatus) (state engines.
 		return engines.Starting, reason, since
 	}
 	return engines.Starting, "", created
+}
+
+// unreadyReason returns why the pod of a running engine is not ready. ready is the pod's condition,
+// or nil. A pod whose engine is ready may wait for another container or for a readiness gate. When
+// a node is lost, Kubernetes calls its pods unready and gives no message.
+func unreadyReason(engine *corev1.ContainerStatus, ready *corev1.PodCondition) string {
+	switch {
+	case !engine.Ready:
+		return "its probe has not passed"
+	case ready != nil && ready.Message != "":
+		return "the engine is ready, but its pod is not: " + ready.Message
+	}
+	return "the engine is ready, but its pod is not; its node may be lost"
 }
 
 func initState(p *corev1.Pod) engines.State {

@@ -53,6 +53,14 @@ func ready(p *corev1.Pod) {
 	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: at(30)})
 }
 
+// unready makes the engine ready and its pod not.
+func unready(message string) func(*corev1.Pod) {
+	return func(p *corev1.Pod) {
+		containerStatus(p.Status.ContainerStatuses, engineContainer).Ready = true
+		p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionFalse, Message: message})
+	}
+}
+
 func waitingEngine(reason, message string) func(*corev1.Pod) {
 	return withEngine(corev1.ContainerStatus{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}})
 }
@@ -94,6 +102,11 @@ func TestReplicas(t *testing.T) {
 			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}}
 		}), engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(10).Time, Reason: "ErrImagePull"}},
 		{"runs", newPod(started), engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(20).Time, Reason: "its probe has not passed"}},
+		{"its sidecar is not ready", newPod(started, unready("containers with unready status: [proxy]")),
+			engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(20).Time,
+				Reason: "the engine is ready, but its pod is not: containers with unready status: [proxy]"}},
+		{"its node is lost", newPod(started, unready("")), engines.Replica{State: engines.Starting, Node: "n1", Address: address, Since: at(20).Time,
+			Reason: "the engine is ready, but its pod is not; its node may be lost"}},
 		{"runs again", newPod(withIP, withEngine(corev1.ContainerStatus{RestartCount: 2,
 			State:                corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: at(50)}},
 			LastTerminationState: corev1.ContainerState{Terminated: termination(137, "OOMKilled")}})),
