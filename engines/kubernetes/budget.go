@@ -38,7 +38,15 @@ func (in install) budget(m wanted) *policyv1.PodDisruptionBudget {
 	}
 }
 
-// applyBudget makes the model's budget as it should be, if it is not.
+// appliedBudget is the version of a budget that a write of this gateway has made. The API counts
+// the generation when the spec changes.
+type appliedBudget struct {
+	uid        types.UID
+	generation int64
+}
+
+// applyBudget makes the model's budget as it should be, if it is not. A spec that the cluster gave
+// the budget when this gateway wrote it, such as by an admission webhook, stays.
 func (r modelReconciler) applyBudget(ctx context.Context) error {
 	c := r.cluster
 	if r.model.manifest == nil || !c.budgets.hasSynced() {
@@ -48,7 +56,8 @@ func (r modelReconciler) applyBudget(ctx context.Context) error {
 	b, version := c.budgets.get(want.Name, r.now), ""
 	if b != nil {
 		labelled := labels.SelectorFromSet(want.Labels).Matches(labels.Set(b.Labels))
-		if labelled && reflect.DeepEqual(b.Spec, want.Spec) && slices.EqualFunc(b.OwnerReferences, want.OwnerReferences, sameOwner) {
+		sound := reflect.DeepEqual(b.Spec, want.Spec) || c.appliedBudgets[b.Name] == appliedBudget{b.UID, b.Generation}
+		if labelled && sound && slices.EqualFunc(b.OwnerReferences, want.OwnerReferences, sameOwner) {
 			return nil
 		}
 		version = b.ResourceVersion
@@ -63,6 +72,7 @@ func (r modelReconciler) applyBudget(ctx context.Context) error {
 		metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
 	if err == nil {
 		c.budgets.recordWrite(made, version, time.Now())
+		c.appliedBudgets[made.Name] = appliedBudget{made.UID, made.Generation}
 		c.Log.Info("PodDisruptionBudget applied", zap.String("model", r.model.Name), zap.String("budget", want.Name))
 	}
 	return err
@@ -84,6 +94,7 @@ func (c *cluster) removeBudgets(ctx context.Context, models map[string]wanted, d
 		err := c.client.PolicyV1().PodDisruptionBudgets(b.Namespace).Delete(call, b.Name,
 			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &b.UID}})
 		cancel()
+		delete(c.appliedBudgets, b.Name)
 		if !apierrors.IsConflict(err) {
 			errs = append(errs, ignoreNotFound(err))
 		}

@@ -195,8 +195,9 @@ type Node struct {
 // Kubernetes says how a cluster is used.
 type Kubernetes struct {
 	// Kubeconfig is the path of a file in kubectl's format. A relative path counts from the folder
-	// of the configuration file. Default: $KUBECONFIG, else ~/.kube/config, else the service
-	// account of the pod that Sluice runs in.
+	// of the configuration file. The file is read once. A token that is rotated belongs in a file
+	// of its own, which tokenFile names. Default: $KUBECONFIG, else ~/.kube/config, else the
+	// service account of the pod that Sluice runs in.
 	Kubeconfig string `yaml:"kubeconfig"`
 	// Context is the context to use from kubeconfig. Default: the current context of that file.
 	Context string `yaml:"context"`

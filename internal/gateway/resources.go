@@ -372,9 +372,7 @@ func (r *customResources) statuses() []custom.Status {
 			s.Phase, s.Accepted, s.Message = "Failed", false, pods.Faults[v.model]
 		default:
 			s = withModelStatus(s, fleet.Models[v.model])
-			if s.Ready < s.Desired {
-				s.Message = cmp.Or(s.Message, pods.Blocked[v.model])
-			}
+			s.Message = cmp.Or(s.Message, pods.Blocked[v.model])
 		}
 		if v.frozen {
 			s.Accepted, s.Message = false, "the spec before this one stays in force: "+v.refused

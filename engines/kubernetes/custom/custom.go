@@ -121,7 +121,7 @@ const (
 	maxRetryDelay    = 5 * time.Second // the longest delay between retries
 	// from a write of which the API has not kept all fields until they are written again
 	droppedRetryDelay = 5 * time.Minute
-	// for one write: an admission webhook may take up to 30 s, and the API's answer names it
+	// for one write: an admission webhook may take up to 30 s, and only the API's answer names it
 	callTimeout = 35 * time.Second
 	// Limits of writes per second and of writes in a burst.
 	writeRate, writeBurst = 50, 100

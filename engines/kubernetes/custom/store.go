@@ -78,7 +78,8 @@ func readError(kind Kind, err error) string {
 	case err == nil:
 		return ""
 	case apierrors.IsNotFound(err):
-		return fmt.Sprintf("the cluster does not know the kind %s (%s/%s): its CustomResourceDefinition is not installed", kind, Group, Version)
+		return fmt.Sprintf("the cluster does not know the kind %s (%s/%s): "+
+			"its CustomResourceDefinition is not installed or does not serve this version", kind, Group, Version)
 	case apierrors.IsForbidden(err):
 		return err.Error()
 	}

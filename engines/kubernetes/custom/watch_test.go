@@ -166,6 +166,20 @@ func TestAPIComesAndGoes(t *testing.T) {
 	c.Apply(t, "default", model("c", "{launcher: none}"))
 	until(t, "told after the outage", g.knows("a", "b", "c"))
 	until(t, "all is well again", func() bool { return g.Errors() == "" })
+
+	serve := func(patch string) {
+		t.Helper()
+		c.Kubectl(t, "patch", "crd", "inferencemodels.sluice.dev", "--type=json", "-p", patch)
+	}
+	serve(`[{"op": "add", "path": "/spec/versions/1", "value": {"name": "v1", "served": true, "storage": true,
+			"schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}},
+		{"op": "replace", "path": "/spec/versions/0/storage", "value": false}, {"op": "replace", "path": "/spec/versions/0/served", "value": false}]`)
+	until(t, "the version is missed", func() bool { return strings.Contains(g.Errors(), "or does not serve this version") })
+	if !g.knows("a", "b", "c")() {
+		t.Error("the objects of a version that is not served are gone")
+	}
+	serve(`[{"op": "replace", "path": "/spec/versions/0/served", "value": true}]`)
+	until(t, "the version is served again", func() bool { return g.Errors() == "" })
 }
 
 // Five hundred objects, including invalid ones, are delivered and written.

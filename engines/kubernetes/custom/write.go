@@ -177,7 +177,8 @@ func (w *writer) writeObject(ctx context.Context, e entry, patches []patch) erro
 // isObjectError reports whether the API rejected this object, so that others may still be written.
 // An internal error is that of an admission webhook which does not answer.
 func isObjectError(err error) bool {
-	return apierrors.IsInternalError(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || apierrors.IsRequestEntityTooLargeError(err)
+	return apierrors.IsInternalError(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) ||
+		apierrors.IsRequestEntityTooLargeError(err)
 }
 
 // patch is a merge patch of an object or of its status.

@@ -359,6 +359,27 @@ func (k *kubernetes) stream(g *harness.Gateway, model string) (finish func()) {
 	}
 }
 
+// TestE2E_N4_ARolloutThatIsRefusedIsTold: the cluster admits no pods of the new spec. Those of the
+// old one serve, and the model says why it has no others.
+func TestE2E_N4_ARolloutThatIsRefusedIsTold(t *testing.T) {
+	t.Parallel()
+	k := newKubernetes(t)
+	k.start("")
+	k.Apply(t, k.namespace, `{apiVersion: v1, kind: LimitRange, metadata: {name: small}, spec: {limits: [{type: Container, max: {memory: 2Gi}, default: {memory: 1Gi}}]}}`)
+	k.apply("chat", `replicas: {min: 1, max: 1}, `+fastVariables)
+	status := []string{"get", "im", "chat", "-o", "jsonpath={.status.phase} {.status.replicasReady} {.status.message}"}
+	k.awaitOutput("Ready 1/1", status...)
+	k.apply("chat", `replicas: {min: 1, max: 1}, resources: {memory: 4Gi}, `+fastVariables)
+	harness.Eventually(t, "the reason", func() error {
+		if got := k.kubectl(status...); !strings.HasPrefix(got, "Ready 1/1 ") || !strings.Contains(got, "maximum memory usage per Container is 2Gi") {
+			return fmt.Errorf("%s", got)
+		}
+		return nil
+	})
+	k.apply("chat", `replicas: {min: 1, max: 1}, resources: {memory: 1Gi}, `+fastVariables)
+	k.awaitOutput("Ready 1/1", status...)
+}
+
 // Deployments of a custom resource go with it when their streams have ended, also under a former
 // name; those of others stay.
 func TestE2E_N4_S4_WhatACustomResourceOwns(t *testing.T) {
