@@ -120,6 +120,13 @@ func TestO8_WrongArgumentsShowTheCommand(t *testing.T) {
 		"reload -c a --admin b":    "--admin and --config exclude each other: give one of them",
 		"reload --force --dry-run": "--dry-run and --force exclude each other: give one of them",
 		"envoy /usr/bin/nix":       "\"/usr/bin/nix\" is one argument too many: the command is `sluice envoy [flags]`",
+		"ps --bogus":               "unknown flag: --bogus: `sluice ps --help` lists the flags",
+		"logs chat-0 --tail":       "flag needs an argument: --tail: `sluice logs --help` lists the flags",
+		"logs chat-0 --tail x":     `--tail is "x": use a whole number`,
+		"top --interval 2":         `--interval is "2": use a time such as 30s or 5m`,
+		"sim --seed -1":            `--seed is "-1": use a whole number from 0`,
+		"sim --prefill-rate fast":  `--prefill-rate is "fast": use a number`,
+		"reload --force=perhaps":   `--force is "perhaps": use true or false`,
 	} {
 		if _, err := execute(t, strings.Fields(args)...); err == nil || err.Error() != want {
 			t.Errorf("sluice %s: the error is %v, want %s", args, err, want)

@@ -4,7 +4,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -14,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
 	"github.com/sluice-gateway/sluice/internal/console"
@@ -62,6 +65,7 @@ func newCommand() *cobra.Command {
 			return telemetry.LoggerConfig{Level: g.logLevel, Format: g.logFormat}.Check()
 		},
 	}
+	root.SetFlagErrorFunc(explainFlag)
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.logLevel, "log-level", "", "debug, info, warn or error (default info; warn where a gateway's console is shown)")
 	flags.StringVar(&g.logFormat, "log-format", telemetry.FormatAuto, "json, console, or auto: console on a terminal and json elsewhere")
@@ -122,6 +126,20 @@ func explainArgs(c *cobra.Command) {
 			return fmt.Errorf("%q is one argument too many: the command is `%s`", args[len(args)-1], cmd.UseLine())
 		}
 	}
+}
+
+// explainFlag returns an error of a flag that says what to do. The errors of pflag have those of
+// Go's parsers in them.
+func explainFlag(cmd *cobra.Command, err error) error {
+	value := new(pflag.InvalidValueError)
+	if !errors.As(err, &value) {
+		return fmt.Errorf("%w: `%s --help` lists the flags", err, cmd.CommandPath())
+	}
+	want := map[string]string{
+		"int": "a whole number", "uint64": "a whole number from 0", "float64": "a number", "duration": "a time such as 30s or 5m", "bool": "true or false",
+	}
+	flag := value.GetFlag()
+	return fmt.Errorf("--%s is %q: use %s", flag.Name, value.GetValue(), cmp.Or(want[flag.Value.Type()], flag.Value.Type()))
 }
 
 // exclusiveFlags returns an error if flags are given that exclude each other. Cobra's own error is
