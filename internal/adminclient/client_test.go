@@ -25,6 +25,10 @@ func TestO8_Call(t *testing.T) {
 		case r.URL.Path == "/status":
 			w.WriteHeader(http.StatusUnauthorized)
 			io.WriteString(w, `{"error":{"message":"This listener needs a token."}}`)
+		case r.URL.Path == "/v1":
+			w.Header().Set("x-sluice-source", "gateway")
+			w.WriteHeader(http.StatusUnauthorized)
+			io.WriteString(w, `{"error":{"message":"You didn't provide an API key."}}`)
 		case r.URL.Path == "/text":
 			io.WriteString(w, "hello")
 		case r.Method == http.MethodPost && string(body) == "{}" && r.Header.Get("Content-Type") == "application/json":
@@ -44,6 +48,7 @@ func TestO8_Call(t *testing.T) {
 		{Client{server.URL + "/", "secret", 0}, http.MethodGet, "/status", ""},
 		{Client{address, "", 0}, http.MethodGet, "/status", "needs a token. For this command set SLUICE_ADMIN_TOKEN"},
 		{Client{address, "", 0}, http.MethodGet, "/other", "answered 418"},
+		{Client{address, "", 0}, http.MethodGet, "/v1", "the listener for clients answers at " + address + ": name the address of `admin` by --admin HOST:PORT"},
 		{Client{address, "", 0}, http.MethodGet, "/text", "is no admin listener of Sluice"},
 		{Client{"127.0.0.1:1", "", 0}, http.MethodGet, "/status", "no gateway answers at 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused: start it"},
 		{Client{"a b", "", 0}, http.MethodGet, "/status", `the address "a b" of the admin listener is neither HOST:PORT nor a URL`},
