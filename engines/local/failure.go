@@ -32,7 +32,7 @@ func (r *runner) fail(ctx context.Context, reason string) time.Duration {
 	if r.readySince.IsZero() && pause > 0 { // without a pause only the port was lost
 		r.replica.FailedStarts++
 	}
-	r.report(ctx, engines.Failed, fmt.Sprintf("%s; next start in %v", reason, pause))
+	r.report(ctx, engines.Failed, fmt.Sprintf("%s; next start after a pause of %v", reason, pause))
 	r.launcher.config.Log.Warn("replica failed", zap.String("replica", r.id), zap.String("reason", reason), zap.Duration("next_start", pause))
 	r.stopUntilGone(ctx, engines.Failed)
 	return pause

@@ -88,8 +88,10 @@ func TestEarlyExitIsExplained(t *testing.T) {
 	m.Version.Ready.Path = neverReadyPath
 	l.Set([]Model{m})
 	run(t, l)
-	w.eventually("it fails", func() bool { return strings.HasSuffix(w.replica("chat-0").Reason, "next start in 1h0m0s") })
-	want := "exit status 7; its log ends: loading the model | boom: no such model; next start in 1h0m0s"
+	w.eventually("it fails", func() bool {
+		return strings.HasSuffix(w.replica("chat-0").Reason, "next start after a pause of 1h0m0s")
+	})
+	want := "exit status 7; its log ends: loading the model | boom: no such model; next start after a pause of 1h0m0s"
 	if got := w.replica("chat-0"); got.Reason != want || got.PID != 0 || got.Address.IsValid() {
 		t.Errorf("replica = %+v, want the reason %q", got, want)
 	}
@@ -111,8 +113,8 @@ func TestReasonOfAServingReplicaQuotesNoLog(t *testing.T) {
 	if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	w.eventually("it fails", func() bool { return strings.HasSuffix(w.replica(r.ID).Reason, "next start in 1h0m0s") })
-	want := "signal: killed; its log is " + records[0].LogFile + "; next start in 1h0m0s"
+	w.eventually("it fails", func() bool { return strings.HasSuffix(w.replica(r.ID).Reason, "next start after a pause of 1h0m0s") })
+	want := "signal: killed; its log is " + records[0].LogFile + "; next start after a pause of 1h0m0s"
 	if got := w.replica(r.ID).Reason; got != want {
 		t.Errorf("Reason = %q, want %q", got, want)
 	}
@@ -128,7 +130,7 @@ func TestBackOffGrows(t *testing.T) {
 	var pauses []string
 	w.eventually("the longest pause", func() bool {
 		r := w.replica("chat-0")
-		_, pause, known := strings.Cut(r.Reason, "next start in ")
+		_, pause, known := strings.Cut(r.Reason, "next start after a pause of ")
 		if known && (len(pauses) == 0 || pauses[len(pauses)-1] != pause) {
 			pauses = append(pauses, pause)
 		}
@@ -160,7 +162,7 @@ func TestBackOffIsReset(t *testing.T) {
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
 	w.eventually("two failures", func() bool {
-		_, pause, _ := strings.Cut(w.replica("chat-0").Reason, "next start in ")
+		_, pause, _ := strings.Cut(w.replica("chat-0").Reason, "next start after a pause of ")
 		return pause == "2s" || pause == "3s"
 	})
 	w.untell("exit")
@@ -174,7 +176,7 @@ func TestBackOffIsReset(t *testing.T) {
 		got = w.replica("chat-0").Reason
 		return strings.Contains(got, "signal: killed")
 	})
-	if !strings.HasSuffix(got, "next start in 1s") {
+	if !strings.HasSuffix(got, "next start after a pause of 1s") {
 		t.Errorf("Reason = %q, want the first pause again", got)
 	}
 }
@@ -219,7 +221,9 @@ func TestLostPortIsNoFailure(t *testing.T) {
 	l := New(c)
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
-	w.eventually("it gives up", func() bool { return strings.HasSuffix(w.replica("chat-0").Reason, "next start in 1h0m0s") })
+	w.eventually("it gives up", func() bool {
+		return strings.HasSuffix(w.replica("chat-0").Reason, "next start after a pause of 1h0m0s")
+	})
 	if got := w.replica("chat-0").Restarts; got != maxPortRetries {
 		t.Errorf("it started %d times anew, want %d", got, maxPortRetries)
 	}

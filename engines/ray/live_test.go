@@ -122,7 +122,7 @@ func TestN4_AFailedReplicaSaysWhy(t *testing.T) {
 	g.Set([]Model{f.model("chat", 1, 0.5), f.model("big", 1, 3)})
 	failed := g.await("chat", "it fails", func(all []engines.Replica) bool { return len(all) == 1 && all[0].State == engines.Failed })
 	if why := failed[0].Reason; !strings.Contains(why, "exit code 1") || !strings.Contains(why, "loading weights") ||
-		!strings.Contains(why, "cannot load with") || strings.Contains(why, "hf_abc") || !strings.Contains(why, "next start in") {
+		!strings.Contains(why, "cannot load with") || strings.Contains(why, "hf_abc") || !strings.Contains(why, "next start after") {
 		t.Errorf("the reason is %q", why)
 	}
 	waiting := g.await("big", "it waits", func(all []engines.Replica) bool {

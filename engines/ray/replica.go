@@ -274,7 +274,7 @@ func (l *Launcher) failLocked(r *replica, reason string) {
 	if r.readySince.IsZero() && pause > 0 { // without a pause only the port was lost
 		r.FailedStarts++
 	}
-	r.set(engines.Failed, fmt.Sprintf("%s; next start in %v", reason, pause))
+	r.set(engines.Failed, fmt.Sprintf("%s; next start after a pause of %v", reason, pause))
 	l.config.Log.Warn("replica failed", zap.String("replica", r.ID), zap.String("job", r.job), zap.String("reason", reason),
 		zap.Duration("next_start", pause))
 }

@@ -268,7 +268,7 @@ async function checkOrder(browser) {
  * checkFailing: the pages of a model and of its replica tell what to do about the replica's fault.
  */
 async function checkFailing(browser) {
-  const failed = { ...replica(0), id: 'chat-0', model: 'chat', state: 'failed', reason: 'exit status 1' };
+  const failed = { ...replica(0), id: 'chat-0', model: 'chat', state: 'failed', reason: 'exit status 1', next_start: new Date(Date.now() + 3600_000 - 1).toISOString() };
   const condition = { type: 'ReplicaFailed', subject: 'chat-0', status: 'true', severity: 'error', reason: 'Failed', message: 'Replica chat-0 of chat failed: exit status 1. Read its log.', since: '2030-05-04T12:00:00Z' };
   const state = { models: [modelOf('a'), modelOf('chat', { state: 'failed', ready: 0 })], replicas: [failed], conditions: [condition] };
   const page = await openWide(browser, '/models/chat', 1280, (p) => show(p, state));
@@ -277,6 +277,7 @@ async function checkFailing(browser) {
     await page.locator('.attention', { hasText: 'Read its log.' }).waitFor({ timeout });
   }
   expect(await page.locator('pre.reason').isHidden(), 'the page of a replica tells its fault twice');
+  await page.locator('.facts div', { hasText: 'Next start' }).getByText(/^in \d/).waitFor({ timeout });
   await page.goto(`${url}/models/a`);
   await page.locator('h1', { hasText: '/ a' }).waitFor({ timeout });
   await page.locator('.card', { hasText: 'Launcher' }).waitFor({ timeout });

@@ -52,6 +52,11 @@ export function ago(iso, now) {
   return iso ? span((now - Date.parse(iso)) / 1000) : '–';
 }
 
+/** Formats the time from now to an ISO time. now must be of the same machine's clock. */
+export function until(iso, now) {
+  return iso ? `in ${span((Date.parse(iso) - now) / 1000)}` : '';
+}
+
 /** Formats a time, a Date or in ISO form, in the browser's time zone. */
 export function clock(time) {
   return time ? new Date(time).toLocaleTimeString('en-GB') : '–';

@@ -2,7 +2,7 @@
 
 import { el, text, attr, chip, link, panel, facts, amend, redraw, makeChip, makeLoad, setLoad, pathOf, headingOf } from '../dom.js';
 import { makeTable, tableView, twoLines, figure, held, clipped } from '../table.js';
-import { number, percent, bytes, ago, duration, lastLine, short } from '../format.js';
+import { number, percent, bytes, ago, until, duration, lastLine, short } from '../format.js';
 import { requestTable } from './requests.js';
 import { attention, makeAttention } from './conditions.js';
 import { action } from '../dialog.js';
@@ -80,7 +80,7 @@ export function replica({ name }) {
       reason.hidden = all[0].reason === '' || own.some((c) => c.type === 'ReplicaFailed'); // which has the reason in it
       text(reason, all[0].reason);
       attr(reason, 'data-state', all[0].state);
-      amend(about, [all, ago(all[0].since, s.now)], replicaFacts);
+      amend(about, [all, ago(all[0].since, s.now), until(all[0].next_start, s.now)], replicaFacts);
       requests.update(s.requests.filter((q) => q.replica === name));
     },
     close: log.close,
@@ -98,7 +98,7 @@ function actions(id, drained) {
   ];
 }
 
-function replicaFacts([all, since]) {
+function replicaFacts([all, since, next]) {
   const [r] = all;
   const e = r.engine;
   return facts([
@@ -108,6 +108,7 @@ function replicaFacts([all, since]) {
     ['Limit', r.launcher === 'upstream' ? limitFrom[r.max_from] : ''],
     ['Served', number(r.served)], ['Restarts', number(r.restarts)],
     r.failed_starts > 0 && ['Failed starts', `${r.failed_starts} in a row${r.failure && `, ${r.failure.replaceAll('_', ' ')}`}`],
+    ['Next start', next],
     ['Address', r.address && el('code', { text: r.address })], ['Launcher', r.launcher], ['Node', r.node], ['Process', r.pid ? `pid ${r.pid}` : ''],
     ['GPUs', r.gpus.join(', ')],
     r.fetching && ['Weights', `${bytes(r.fetching.done)} of ${bytes(r.fetching.total)} fetched, ${bytes(r.fetching.per_second)}/s`],
