@@ -54,7 +54,7 @@ func TestO8_RequestsWithoutAModelShowTheirPath(t *testing.T) {
 		{RequestID: "a", State: "streaming", Path: "/v1/chat/completions", Model: "chat"},
 		{RequestID: "b", State: "done", Status: 404, Code: "model_not_found", Path: "/schedule"},
 	}}.write(&out, 0)
-	want := `(?s)^REQUEST +STATE +STATUS +MODEL OR PATH .*\na +streaming +- +chat .*\nb +done +404 model_not_found +/schedule .*\n1 request runs\.\n$`
+	want := `(?s)^REQUEST +STATE +STATUS +MODEL OR PATH .*\na +streaming +- +chat .*\nb +done +404 model_not_found +/schedule .*\n1 request runs or waits\.\n$`
 	if !regexp.MustCompile(want).MatchString(out.String()) {
 		t.Errorf("%s", &out)
 	}

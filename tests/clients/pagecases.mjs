@@ -436,7 +436,8 @@ async function checkReasons(browser) {
 /** checkCut: a response that broke off after its status 200 is among the failed requests. */
 async function checkCut(browser) {
   const all = [request(1), { ...request(2), code: 'upstream_truncated' }, { ...request(3), cause: 'shutdown' }];
-  const page = await open(browser, `${url}/requests?show=failed`, {}, (p) => Promise.all([show(p, {}), answer(p, '**/api/v1/requests?*', { running: 0, requests: all })]));
+  const page = await open(browser, `${url}/requests?show=failed`, {}, (p) => Promise.all([show(p, {}), answer(p, '**/api/v1/requests?*', { running: 2, requests: all })]));
+  await page.getByText('2 running or queued', { exact: true }).waitFor({ timeout });
   await page.locator('tr[data-request]').first().waitFor({ timeout }).catch(() => { throw new Error('no response that broke off is among the failed requests'); });
   const ids = await page.locator('tr[data-request]').evaluateAll((rows) => rows.map((r) => r.dataset.request).sort());
   expect(String(ids) === 'request-2,request-3', `the failed requests are ${ids}`);
@@ -489,11 +490,10 @@ async function checkKept(browser) {
 /** checkDays: the list of requests tells the day of those that are not of today. */
 async function checkDays(browser) {
   const all = [{ ...request(1), started: '2030-05-04T11:59:00Z' }, { ...request(2), started: '2030-05-03T11:59:00Z' }];
-  const page = await open(browser, `${url}/configuration`, { timezoneId: 'UTC' }, async (p) => {
+  const page = await open(browser, `${url}/requests`, { timezoneId: 'UTC' }, async (p) => {
     await p.clock.setFixedTime(new Date('2030-05-04T12:00:00Z'));
     await Promise.all([show(p, {}), answer(p, '**/api/v1/requests?*', { running: 0, requests: all })]);
   });
-  await page.goto(`${url}/requests`);
   await page.locator('tr[data-request]').nth(1).waitFor({ timeout });
   const times = await page.locator('tr[data-request] th').allInnerTexts();
   expect(String(times.map((t) => t.trim().split(/\s+/).join(' '))) === '11:59:00,11:59:00 2030-05-03', `the times of requests are ${times}`);
