@@ -118,12 +118,12 @@ func (b keyBudget) unit() string {
 	return b.Of
 }
 
-// keyTime is a time of a key; empty if there is none.
+// keyTime is a time of a key in UTC; empty if there is none.
 func keyTime(t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return t.Format(time.DateTime)
+	return t.UTC().Format(time.RFC3339)
 }
 
 // newKey is what an operator asks for. The JSON is that of the API. A gateway that an upgrade has

@@ -135,7 +135,9 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	if !errors.As(err, &value) {
 		return fmt.Errorf("%w: `%s --help` lists the flags", err, cmd.CommandPath())
 	}
-	want := map[string]string{"int": "a whole number", "uint64": "a whole number from 0", "float64": "a number", "duration": "a time such as 30s or 5m", "bool": "true or false"}
+	want := map[string]string{
+		"int": "a whole number", "uint64": "a whole number from 0", "float64": "a number", "duration": "a time such as 30s or 5m", "bool": "true or false",
+	}
 	flag := value.GetFlag()
 	return fmt.Errorf("--%s is %q: use %s", flag.Name, value.GetValue(), cmp.Or(want[flag.Value.Type()], flag.Value.Type()))
 }

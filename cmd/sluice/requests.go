@@ -103,10 +103,10 @@ func (l requestList) write(w io.Writer, columns int) {
 	}
 	t.writeWithin(w, columns, "QUEUED", "ROUTE", "TOKENS", "FIRST BYTE", "REPLICA", "TENANT", "DURATION")
 	if l.Running == 1 {
-		fmt.Fprintln(w, "1 request runs.")
+		fmt.Fprintln(w, "1 request runs or waits.")
 		return
 	}
-	fmt.Fprintf(w, "%d requests run.\n", l.Running)
+	fmt.Fprintf(w, "%d requests run or wait.\n", l.Running)
 }
 
 func (l requestList) table() *table {

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -53,7 +54,7 @@ func TestO8_RequestsWithoutAModelShowTheirPath(t *testing.T) {
 		{RequestID: "a", State: "streaming", Path: "/v1/chat/completions", Model: "chat"},
 		{RequestID: "b", State: "done", Status: 404, Code: "model_not_found", Path: "/schedule"},
 	}}.write(&out, 0)
-	want := `(?s)^REQUEST +STATE +STATUS +MODEL OR PATH .*\na +streaming +- +chat .*\nb +done +404 model_not_found +/schedule .*\n1 request runs\.\n$`
+	want := `(?s)^REQUEST +STATE +STATUS +MODEL OR PATH .*\na +streaming +- +chat .*\nb +done +404 model_not_found +/schedule .*\n1 request runs or waits\.\n$`
 	if !regexp.MustCompile(want).MatchString(out.String()) {
 		t.Errorf("%s", &out)
 	}
@@ -124,6 +125,17 @@ func TestO8_OtherTablesOn80Columns(t *testing.T) {
 	answer.write(&usage, []string{"tenant", "key", "model"}, 80)
 	if !strings.Contains(usage.String(), "\nby-a-proxy  ") {
 		t.Errorf("nobody sees whose row has no key:\n%s", &usage)
+	}
+}
+
+// The times of keys say that they are of UTC, whatever zone the gateway has told them in.
+func TestO8_TimesOfKeysHaveAZone(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	ends := time.Date(2027, 1, 31, 18, 30, 0, 0, time.FixedZone("", 5*3600+1800))
+	keyList{Keys: []keyRow{{UsageKey: "acme/0649943b", Models: []string{"*"}, Expires: ends, Source: "runtime"}}}.write(&out, 0)
+	if !strings.Contains(out.String(), " 2027-01-31T13:00:00Z ") {
+		t.Errorf("%s", &out)
 	}
 }
 

@@ -88,7 +88,9 @@ func TestEarlyExitIsExplained(t *testing.T) {
 	m.Version.Ready.Path = neverReadyPath
 	l.Set([]Model{m})
 	run(t, l)
-	w.eventually("it fails", func() bool { return strings.HasSuffix(w.replica("chat-0").Reason, "next start after a pause of 1h0m0s") })
+	w.eventually("it fails", func() bool {
+		return strings.HasSuffix(w.replica("chat-0").Reason, "next start after a pause of 1h0m0s")
+	})
 	want := "exit status 7; its log ends: loading the model | boom: no such model; next start after a pause of 1h0m0s"
 	if got := w.replica("chat-0"); got.Reason != want || got.PID != 0 || got.Address.IsValid() {
 		t.Errorf("replica = %+v, want the reason %q", got, want)
@@ -219,7 +221,9 @@ func TestLostPortIsNoFailure(t *testing.T) {
 	l := New(c)
 	l.Set([]Model{w.model("chat", 1)})
 	run(t, l)
-	w.eventually("it gives up", func() bool { return strings.HasSuffix(w.replica("chat-0").Reason, "next start after a pause of 1h0m0s") })
+	w.eventually("it gives up", func() bool {
+		return strings.HasSuffix(w.replica("chat-0").Reason, "next start after a pause of 1h0m0s")
+	})
 	if got := w.replica("chat-0").Restarts; got != maxPortRetries {
 		t.Errorf("it started %d times anew, want %d", got, maxPortRetries)
 	}

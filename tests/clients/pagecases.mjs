@@ -436,7 +436,8 @@ async function checkReasons(browser) {
 /** checkCut: a response that broke off after its status 200 is among the failed requests. */
 async function checkCut(browser) {
   const all = [request(1), { ...request(2), code: 'upstream_truncated' }, { ...request(3), cause: 'shutdown' }];
-  const page = await open(browser, `${url}/requests?show=failed`, {}, (p) => Promise.all([show(p, {}), answer(p, '**/api/v1/requests?*', { running: 0, requests: all })]));
+  const page = await open(browser, `${url}/requests?show=failed`, {}, (p) => Promise.all([show(p, {}), answer(p, '**/api/v1/requests?*', { running: 2, requests: all })]));
+  await page.getByText('2 running or queued', { exact: true }).waitFor({ timeout });
   await page.locator('tr[data-request]').first().waitFor({ timeout }).catch(() => { throw new Error('no response that broke off is among the failed requests'); });
   const ids = await page.locator('tr[data-request]').evaluateAll((rows) => rows.map((r) => r.dataset.request).sort());
   expect(String(ids) === 'request-2,request-3', `the failed requests are ${ids}`);
@@ -464,11 +465,8 @@ async function checkLost(browser) {
   const banner = page.locator('#offline');
   await banner.waitFor({ timeout });
   const said = await banner.innerText();
-  await page.evaluate(() => {
-    const now = Date.now() + 60_000;
-    Date.now = () => now;
-    document.dispatchEvent(new Event('state'));
-  });
+  await page.clock.setFixedTime(Date.now() + 60_000);
+  await page.evaluate(() => document.dispatchEvent(new Event('state')));
   expect(await banner.innerText() === said, `the banner said "${said}" and then "${await banner.innerText()}"`);
   await page.context().close();
   forgive(/CONNECTION_REFUSED/);
@@ -492,12 +490,10 @@ async function checkKept(browser) {
 /** checkDays: the list of requests tells the day of those that are not of today. */
 async function checkDays(browser) {
   const all = [{ ...request(1), started: '2030-05-04T11:59:00Z' }, { ...request(2), started: '2030-05-03T11:59:00Z' }];
-  const page = await open(browser, `${url}/configuration`, { timezoneId: 'UTC' }, async (p) => {
+  const page = await open(browser, `${url}/requests`, { timezoneId: 'UTC' }, async (p) => {
     await p.clock.setFixedTime(new Date('2030-05-04T12:00:00Z'));
-    await show(p, {});
-    await answer(p, '**/api/v1/requests?*', { running: 0, requests: all });
+    await Promise.all([show(p, {}), answer(p, '**/api/v1/requests?*', { running: 0, requests: all })]);
   });
-  await page.goto(`${url}/requests`);
   await page.locator('tr[data-request]').nth(1).waitFor({ timeout });
   const times = await page.locator('tr[data-request] th').allInnerTexts();
   expect(String(times.map((t) => t.trim().split(/\s+/).join(' '))) === '11:59:00,11:59:00 2030-05-03', `the times of requests are ${times}`);
@@ -511,10 +507,10 @@ async function checkCopy(browser) {
     if (can) await page.evaluate(() => { navigator.clipboard.writeText = async (words) => { window.copied = words; }; });
     await page.locator('pre.code', { hasText: 'curl' }).waitFor({ timeout });
     const copy = page.getByRole('button', { name: 'Copy' });
-    expect(await copy.count() === Number(can), `a page that ${can ? 'can' : 'cannot'} copy has ${await copy.count()} buttons for it`);
+    expect(await copy.count() === Number(can), `a page that ${can ? 'can' : 'cannot'} copy has the wrong buttons`);
     if (can) {
       await copy.click();
-      await page.locator('#note', { hasText: 'copied' }).waitFor({ timeout: 5000 });
+      await page.locator('#note', { hasText: 'copied' }).waitFor({ timeout });
       expect((await page.evaluate(() => window.copied)).startsWith('curl'), 'the request is not copied');
     }
     await page.context().close();
@@ -525,21 +521,47 @@ async function checkCopy(browser) {
 async function checkAddress(browser) {
   for (const listen of ['0.0.0.0:8080', '[::]:8080']) {
     const page = await open(browser, url, {}, (p) => answerStatus(p, { listen }));
-    const called = page.locator('.card .facts code').first();
-    await called.waitFor({ timeout });
-    expect(await called.innerText() === 'http://127.0.0.1:8080/v1', `clients of ${listen} are told to call ${await called.innerText()}`);
+    const called = await page.locator('.card .facts code').first().innerText();
+    expect(called === 'http://127.0.0.1:8080/v1', `clients of ${listen} are told to call ${called}`);
     await page.context().close();
   }
 }
 
 /** checkGone: the page of what does not exist does not say that it loads. */
 async function checkGone(browser) {
+  const page = await open(browser, url);
   for (const path of ['/models/none', '/replicas/none', '/requests/none']) {
-    const page = await open(browser, url + path);
+    await page.goto(url + path);
     await page.locator('.banner', { hasText: /does not/ }).last().waitFor({ timeout });
     expect(await page.locator('.title .chip').isHidden(), `${path} says ${await page.locator('.title .chip').innerText()}`);
-    await page.context().close();
   }
+  await page.context().close();
+}
+
+/** checkFocus: after an action the keyboard goes on where it was, or in the view. */
+async function checkFocus(browser) {
+  let drained = false;
+  const page = await open(browser, `${url}/models/chat`, {}, async (p) => {
+    await answer(p, '**/drain', {});
+    await p.route('**/api/v1/events', (route) => route.fulfill({ contentType: 'text/event-stream',
+      body: `retry: 100\nevent: state\ndata: ${JSON.stringify({ whole: true, models: [modelOf('chat', { drained })], replicas: [], conditions: [], totals: {} })}\n\n` }));
+  });
+  const button = (name) => page.locator('.title').getByRole('button', { name, exact: true });
+  await button('Drain').focus();
+  await page.keyboard.press('Enter');
+  await page.getByRole('dialog').getByRole('button', { name: 'Drain' }).press('Enter');
+  await page.getByRole('dialog').waitFor({ state: 'detached', timeout });
+  drained = true; // the model says so after the answer to the action
+  await button('Undrain').waitFor({ timeout });
+  expect(await page.evaluate(() => document.activeElement.textContent) === 'Undrain', 'the focus is lost with the button that was pressed');
+  await page.keyboard.press('Enter');
+  await page.getByRole('dialog').waitFor({ timeout });
+  drained = false; // somebody else has undrained it
+  await button('Drain').waitFor({ state: 'attached', timeout });
+  await page.keyboard.press('Escape');
+  await page.getByRole('dialog').waitFor({ state: 'detached', timeout });
+  expect(await page.evaluate(() => document.activeElement.id) === 'main', 'the focus is lost after a dialog whose button has gone');
+  await page.context().close();
 }
 
 await run(async (browser) => {
@@ -573,5 +595,6 @@ await run(async (browser) => {
   await checkCopy(browser);
   await checkAddress(browser);
   await checkGone(browser);
+  await checkFocus(browser);
 });
 end();

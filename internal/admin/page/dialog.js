@@ -23,7 +23,11 @@ export function ask({ title, body = [], confirm = '', danger = false, run = () =
   const ok = confirm && el('button', { type: 'submit', class: danger ? 'danger' : 'primary', text: confirm });
   const form = el('form', { class: 'form', method: 'dialog' }, el('h2', { text: title }), body, fault, el('p', { class: 'buttons' },
     ok, el('button', { type: 'button', text: confirm ? 'Cancel' : 'Close', click: () => dialog.close() })));
-  const dialog = el('dialog', { 'aria-label': title, close: () => dialog.remove() }, form);
+  const dialog = el('dialog', { 'aria-label': title, close: () => {
+    dialog.remove();
+    // The button that has opened the dialog may be gone.
+    if (document.activeElement === document.body) document.getElementById('main').focus({ preventScroll: true });
+  } }, form);
   dialog.fail = (message) => {
     text(fault, message);
     fault.hidden = false;

@@ -86,12 +86,17 @@ export function headingOf(all, name) {
   return el('h1', {}, el('a', { href: `/${all.toLowerCase()}`, text: all }), ' / ', name);
 }
 
-/** Replaces the children of a node if what they show has changed. what is any JSON value. */
+/**
+ * Replaces the children of a node if what they show has changed. what is any JSON value. If a child
+ * has the focus, the child in its place gets it.
+ */
 export function redraw(node, what, make) {
   const key = JSON.stringify(what);
   if (node.drawn === key) return;
   node.drawn = key;
+  const at = [...node.children].indexOf(document.activeElement);
   node.replaceChildren(...[make(what)].flat().filter(Boolean));
+  node.children[at]?.focus();
 }
 
 /**

@@ -65,11 +65,12 @@ function failed(q) {
 }
 
 const kinds = { all: () => true, running: (q) => q.state !== 'done', failed };
+const kindWords = { all: 'All', running: 'Running or queued', failed: 'Failed' };
 
 export function requests(place) {
   const table = requestTable(place);
   const kind = el('select', { 'aria-label': 'Show', change: () => (keep({ show: kind.value === 'all' ? '' : kind.value }), update()) },
-    Object.keys(kinds).map((k) => el('option', { value: k, text: `${k[0].toUpperCase()}${k.slice(1)}` })));
+    Object.keys(kinds).map((k) => el('option', { value: k, text: kindWords[k] })));
   kind.value = Object.hasOwn(kinds, place.query.get('show')) ? place.query.get('show') : 'all';
   const running = el('span', { class: 'muted' });
   let last = null;
@@ -81,7 +82,7 @@ export function requests(place) {
       el('div', { class: 'panel' }, table.node)),
     update(s) {
       last = s;
-      text(running, `${number(s.running)} running`);
+      text(running, `${number(s.running)} running or queued`);
       update();
     },
   };
