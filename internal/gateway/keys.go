@@ -388,5 +388,5 @@ func keysFault(err error) *openai.Error {
 	if errors.Is(err, keys.ErrFull) {
 		return conflict("The gateway has %d keys already: revoke those that are not used.", keys.MaxKeys)
 	}
-	return openai.Errorf(openai.CodeGatewayUnavailable, "The keys cannot be stored at the moment: %v.", err)
+	return openai.Errorf(openai.CodeGatewayUnavailable, "The keys cannot be stored at the moment: %s.", sentence(err.Error()))
 }
