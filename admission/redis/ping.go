@@ -66,8 +66,8 @@ var remedies = []struct {
 	{[]string{"WRONGTYPE"}, "Another program has written to a key of the gateways: find it, give it another database, and remove its key."},
 }
 
-// Remedy returns what an operator does about an answer of Redis, or about a connection to it. "" means that nothing special is
-// known. IsAboutPassword finds those about a password.
+// Remedy returns what an operator does about an answer of Redis, or about a connection to it. ""
+// means that nothing special is known. IsAboutPassword finds those about a password.
 func Remedy(answer string) string {
 	for _, r := range remedies {
 		if slices.ContainsFunc(r.words, func(word string) bool { return strings.Contains(answer, word) }) {

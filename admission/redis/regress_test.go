@@ -73,8 +73,8 @@ func TestClockOfRedisGoesBack(t *testing.T) {
 	eventually(t, "the bucket has filled", func() bool { return acquire(s, few)[0].Reason == admission.Granted })
 }
 
-// TestClockOfRedisJumpsAhead: all leases and tasks end in Redis when its clock jumps by an hour. The
-// gateway that has them reports them before anything is granted.
+// TestClockOfRedisJumpsAhead: all leases and tasks end in Redis when its clock jumps by an hour.
+// The gateway that has them reports them before anything is granted.
 func TestClockOfRedisJumpsAhead(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

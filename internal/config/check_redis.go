@@ -117,8 +117,8 @@ func (k *checker) checkRedisURL(at path, text string, guarded bool) {
 	}
 }
 
-// checkRedisHosts checks that each host is valid, and that each sentinel occurs once. The nodes of a
-// cluster may have one name, which then stands there twice.
+// checkRedisHosts checks that each host is valid, and that each sentinel occurs once. The nodes of
+// a cluster may have one name, which then stands there twice.
 func (k *checker) checkRedisHosts(at path, scheme string, hosts []string, guarded bool) bool {
 	seen := map[string]bool{}
 	for _, host := range hosts {
