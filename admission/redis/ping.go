@@ -60,11 +60,14 @@ var remedies = []struct {
 	{[]string{"NOPERM", "ACL failure", "The user executing the script"},
 		"Give the user of `redis` the rights that docs/several-gateways.md lists. `ACL LOG` of Redis names what it refuses."},
 	{[]string{"lost its state"}, "If this comes again, find out who empties Redis, and set its `maxmemory-policy` to noeviction."},
+	{[]string{"x509:", "tls: "}, "Look at the certificate of Redis, and at `ca`, `cert`, `key` and `server_name` of `redis`."},
+	{[]string{"DB index"}, "Correct the number of the database in the URL of `redis`: Redis has no such database."},
+	{[]string{"max number of clients"}, "Raise `maxclients` of Redis, or find out who else connects to it."},
 	{[]string{"WRONGTYPE"}, "Another program has written to a key of the gateways: find it, give it another database, and remove its key."},
 }
 
-// Remedy returns what an operator does about an answer of Redis. "" means that nothing special is
-// known. IsAboutPassword finds those about a password.
+// Remedy returns what an operator does about an answer of Redis, or about a connection to it. ""
+// means that nothing special is known. IsAboutPassword finds those about a password.
 func Remedy(answer string) string {
 	for _, r := range remedies {
 		if slices.ContainsFunc(r.words, func(word string) bool { return strings.Contains(answer, word) }) {

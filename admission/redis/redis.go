@@ -34,6 +34,8 @@
 // their leases, the latest leases that have ended, and how full the buckets were when they last saw
 // them. A task that has ended since the snapshot counts until its lease ends.
 //
+// When Redis' clock jumps ahead, leases end there too early. A gateway that notices it joins again.
+//
 // # Keys
 //
 // Every key begins with the deployment in braces and a colon, "{sluice}:" by default. After that:

@@ -73,6 +73,39 @@ func TestClockOfRedisGoesBack(t *testing.T) {
 	eventually(t, "the bucket has filled", func() bool { return acquire(s, few)[0].Reason == admission.Granted })
 }
 
+// TestClockOfRedisJumpsAhead: all leases and tasks end in Redis when its clock jumps by an hour.
+// The gateway that has them reports them before anything is granted.
+func TestClockOfRedisJumpsAhead(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := stores(t, 1, Config{}, server)[0]
+	wantReasons(t, acquire(s, limited("a", 2), task("task", "", time.Hour)), admission.Granted, admission.Granted)
+	c := server.Client()
+	leases, err := c.ZRangeWithScores(t.Context(), "{sluice}:leases:chat", 0, -1).Result()
+	if err != nil || len(leases) != 2 {
+		t.Fatal(leases, err)
+	}
+	const hour = 3_600_000_000
+	for _, z := range leases {
+		z.Score -= 2 * hour / 1000
+		if err := c.ZAdd(t.Context(), "{sluice}:leases:chat", z).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Del(t.Context(), "{sluice}:task:task").Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	s.offset -= hour
+	s.mu.Unlock()
+	if v := acquire(s, limited("b", 2)); v[0].Reason == admission.Granted {
+		t.Errorf("beyond the limit: %+v", v)
+	}
+	eventually(t, "it shares again", func() bool { return acquire(s, limited("b", 2))[0].Reason == admission.ModelConcurrency })
+	_, err = s.Task(t.Context(), "acme", "task")
+	wantError(t, err, nil)
+}
+
 // TestPauseOfAClockThatWentBack: the clock of Redis was wrong for a moment, and the end of a pause
 // is in a time to come. Nobody waits for it.
 func TestPauseOfAClockThatWentBack(t *testing.T) {

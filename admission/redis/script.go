@@ -65,6 +65,9 @@ func limitsLua() string {
 
 var errReply = errors.New("redis: the reply has a form that no script of this version sends: do gateways of several versions share the deployment?")
 
+// errClock means that leases may have ended in Redis although their time is not over.
+var errClock = errors.New("redis: its clock has jumped ahead")
+
 // reply is what a script answered: a status, Redis' time in microseconds, and what belongs to the
 // status.
 type reply struct {
@@ -110,7 +113,8 @@ func within(ctx context.Context, timeout time.Duration, ask func(context.Context
 }
 
 // runTimed calls a script that answers with a status and Redis' time, and learns the offset of
-// Redis' clock from it.
+// Redis' clock from it. It fails if that clock has jumped so far ahead that leases may have ended:
+// Run then joins again, which reports them.
 func (s *Store) runTimed(ctx context.Context, script *client.Script, timeout time.Duration, args []any) (reply, error) {
 	sent := time.Since(s.started)
 	value, err := s.run(ctx, script, timeout, args)
@@ -124,8 +128,14 @@ func (s *Store) runTimed(ctx context.Context, script *client.Script, timeout tim
 	}
 	middle := (sent + time.Since(s.started)) / 2
 	s.mu.Lock()
-	s.offset = r.now - middle.Microseconds()
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	offset := r.now - middle.Microseconds()
+	jump := micros(offset - s.offset)
+	s.offset = offset
+	if script != joinScript && jump > s.cfg.Lease/2 {
+		maps.Copy(s.unreported, s.tasks)
+		return reply{}, errClock
+	}
 	return r, nil
 }
 

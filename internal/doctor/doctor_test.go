@@ -2,8 +2,11 @@ package doctor
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -167,7 +170,10 @@ func TestExamineRedisSaysWhatToDo(t *testing.T) {
 		"name the master in `redis`":         fmt.Errorf("%w: READONLY You can't write against a read only replica", redis.ErrRefused),
 		"or is just moved; until then":       fmt.Errorf("%w: ERR Script attempted to access a non local key in a cluster node", redis.ErrRefused),
 		"rediss:// if Redis speaks TLS":      context.DeadlineExceeded,
+		"start Redis, or correct the URL: r": io.EOF,
 		"start Redis, or correct the URL; u": errors.New("connection refused"),
+		"look at the certificate of Redis":   &tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}},
+		"correct the number of the database": fmt.Errorf("%w: ERR DB index is out of range", redis.ErrRefused),
 	} {
 		e := &examination{}
 		e.redisFault(err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 
 	"go.uber.org/zap"
@@ -48,6 +49,8 @@ func (e *examination) redis(ctx context.Context) {
 
 // redisFault says why gateways cannot use Redis. A Redis that refuses to be written to is running.
 func (e *examination) redisFault(err error) {
+	const otherScheme = "start Redis, or correct the URL: rediss:// if Redis speaks TLS, and redis:// if it does not; " +
+		"until it answers, each gateway limits alone"
 	says, hint := err.Error(), "start Redis, or correct the URL; until it answers, each gateway limits alone"
 	switch {
 	case errors.Is(err, redis.ErrSentinels):
@@ -55,12 +58,13 @@ func (e *examination) redisFault(err error) {
 			"until one tells the master, each gateway limits alone"
 	case redis.IsAboutPassword(says):
 		hint = "correct the user and the password in the URL; until then, each gateway limits alone"
-	case errors.Is(err, redis.ErrRefused):
+	case errors.Is(err, redis.ErrRefused), redis.Remedy(says) != "":
 		remedy := cmp.Or(redis.Remedy(says), "Name a Redis to which this user may write.")
 		hint = strings.ToLower(remedy[:1]) + strings.TrimSuffix(remedy[1:], ".") + "; until then, each gateway limits alone"
 	case errors.Is(err, context.DeadlineExceeded):
-		says = fmt.Sprintf("does not answer within %v", tryTimeout)
-		hint = "start Redis, or correct the URL: rediss:// if Redis speaks TLS, and redis:// if it does not; until it answers, each gateway limits alone"
+		says, hint = fmt.Sprintf("does not answer within %v", tryTimeout), otherScheme
+	case errors.Is(err, io.EOF):
+		hint = otherScheme
 	}
 	e.fault("redis", says, hint)
 }

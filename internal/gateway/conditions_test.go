@@ -121,6 +121,10 @@ func TestO3_AStartIsNoWarning(t *testing.T) {
 	if len(all) != 1 || all[0].Reason != "Refused" || !strings.HasPrefix(all[0].Action, "Wait until") || strings.Contains(all[0].Message, "slow") {
 		t.Errorf("%+v", all)
 	}
+	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "tls: failed to verify certificate: x509: certificate has expired or is not yet valid"})
+	if len(all) != 1 || !strings.HasPrefix(all[0].Action, "Look at the certificate") || strings.Contains(all[0].Message, "slow") {
+		t.Errorf("%+v", all)
+	}
 	all = redisConditions(admin.SharedStatus{Configured: true, LastError: "redis: the store has lost its state"})
 	if len(all) != 1 || !strings.Contains(all[0].Action, "noeviction") {
 		t.Errorf("%+v", all)

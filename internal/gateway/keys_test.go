@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -124,5 +125,13 @@ func TestB4_ANewKeyOfAnUnknownTenant(t *testing.T) {
 	_, _, fault := keyAdmin{g}.New(t.Context(), admin.NewKey{Tenant: "u"})
 	if fault == nil || fault.Param != "tenant" || fault.Message != `The file has no tenant "u": use the name of one of its tenants.` {
 		t.Errorf("the fault is %+v", fault)
+	}
+}
+
+// An answer of Redis that ends with a full stop gets no second one.
+func TestB4_WhyAKeyIsNotStored(t *testing.T) {
+	fault := keysFault(errors.New("ERR The user executing the script can't run this command, on @user_script:12."))
+	if !strings.HasSuffix(fault.Message, "@user_script:12.") {
+		t.Error(fault.Message)
 	}
 }

@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -101,7 +102,8 @@ func (s *sharing) run(ctx context.Context) {
 
 // exchange publishes what this process has counted, and reads what the others have.
 func (s *sharing) exchange(ctx context.Context) {
-	s.report(errors.Join(s.publish(ctx, whole), s.readSpent(ctx)))
+	published, read := s.publish(ctx, whole), s.readSpent(ctx)
+	s.report(cmp.Or(published, read)) // a condition shows it in one line, and both mostly say the same
 	s.ledger.refreshBudgets(s.ledger.Now())
 }
 

@@ -81,6 +81,19 @@ func add(l *Ledger, n int) {
 	}
 }
 
+// Where Redis can be neither written nor read, the operator gets one reason.
+func TestB3_OneReasonWhyUsageIsNotShared(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	l := shared(t, t.TempDir(), server)
+	l.SetBudgets([]Budget{daily})
+	server.Kill()
+	l.shared.exchange(t.Context())
+	if err := l.Unshared(); err == nil || strings.Contains(err.Error(), "\n") {
+		t.Error(err)
+	}
+}
+
 // Each gateway answers the sum of all, whatever happens to one of them or to Redis.
 func TestB3_GatewaysAnswerTheirSum(t *testing.T) {
 	server := redistest.Start(t)
