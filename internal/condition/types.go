@@ -42,6 +42,7 @@ const (
 	KeysDamaged            Type = "KeysDamaged"
 	RedisLostData          Type = "RedisLostData"
 	UsageNotShared         Type = "UsageNotShared"
+	ClockDiffers           Type = "ClockDiffers"
 )
 
 // row is what the table says about one type.
@@ -164,6 +165,10 @@ var types = []row{
 			"Each counts `budgets` by its own requests and by what it knew of the others.",
 		"Give the user of `redis` the rights to the keys `{sluice:usage}:*`, and look whether all masters of the cluster answer. " +
 			"Sluice tries again by itself."},
+	{ClockDiffers, Warning, False, false,
+		"The clocks of this machine and of `redis` differ by more than 5 s. Limits of all gateways hold by the clock of `redis`. " +
+			"Days of `budgets`, hours of usage, and the ends of keys, tokens and certificates hold by the clock of each gateway.",
+		"Synchronise the clocks of the machines, for example by chrony."},
 	{CertificateFault, Error, False, false,
 		"The certificate of `listen`, or the one that the gateway shows to `redis`, ends within a week, or its files cannot be used as they are now. " +
 			"New connections get the last usable one.",

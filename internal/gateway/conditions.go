@@ -230,7 +230,24 @@ func (g *Gateway) sharedConditions() []condition.Condition {
 		c.Action = redis.Remedy(err.Error())
 		all = append(all, c)
 	}
-	return all
+	return append(all, clockConditions(g.usage.ClockAhead())...)
+}
+
+// maxClockError is how much the clock may differ from that of Redis. Clocks that are synchronised
+// differ by milliseconds.
+const maxClockError = 5 * time.Second
+
+// clockConditions tells whether the clock of this machine is that of Redis, which all gateways ask.
+func clockConditions(ahead time.Duration) []condition.Condition {
+	if ahead.Abs() <= maxClockError {
+		return nil
+	}
+	reason, where := "Ahead", "ahead of"
+	if ahead < 0 {
+		reason, where = "Behind", "behind"
+	}
+	return []condition.Condition{condition.Fault(condition.ClockDiffers, "", reason,
+		fmt.Sprintf("The clock of this machine is %v %s that of Redis.", ahead.Abs().Round(time.Second), where))}
 }
 
 // redisConditions tells whether Redis answers. A call that fails leaves its error, so without one

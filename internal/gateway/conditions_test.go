@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/envoy"
@@ -164,6 +165,23 @@ func TestB10_FilesNearLimit(t *testing.T) {
 	}
 	if len(all) != 1 || all[0].Type != condition.FilesNearLimit || all[0].Status != condition.True {
 		t.Errorf("with a low limit: %+v", all)
+	}
+}
+
+// TestB3_ClocksThatDifferAreACondition: a clock that is a few seconds wrong is none.
+func TestB3_ClocksThatDifferAreACondition(t *testing.T) {
+	for ahead, want := range map[time.Duration]string{
+		0: "", 5 * time.Second: "", -5 * time.Second: "",
+		6 * time.Second:   "Ahead: The clock of this machine is 6s ahead of that of Redis.",
+		-90 * time.Second: "Behind: The clock of this machine is 1m30s behind that of Redis.",
+	} {
+		got := ""
+		for _, c := range clockConditions(ahead) {
+			got = c.Reason + ": " + c.Message
+		}
+		if got != want {
+			t.Errorf("%v: %q, want %q", ahead, got, want)
+		}
 	}
 }
 

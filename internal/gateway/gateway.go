@@ -154,7 +154,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	signals, stops := catchSignals(), catchStops()
-	dir, err := process.Open(o.Config.StateDir, o.Log)
+	dir, err := openState(ctx, o.Config.StateDir, o.Log)
 	if err != nil {
 		return from.fail(err)
 	}

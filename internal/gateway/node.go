@@ -60,7 +60,7 @@ func RunNode(ctx context.Context, flags NodeOptions) error {
 	if err := process.RaiseFileLimit(); err != nil {
 		log.Warn("limit of open files not raised", zap.Error(err))
 	}
-	dir, err := process.Open(flags.StateDir, log)
+	dir, err := openState(ctx, flags.StateDir, log)
 	if err != nil {
 		return err
 	}

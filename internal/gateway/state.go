@@ -20,6 +20,32 @@ const (
 	stateRetryInterval = time.Second
 )
 
+// openState opens a state directory. While the directory hangs it waits, and says so. When ctx has
+// ended it waits for stateCheckInterval at most, because nothing can interrupt what waits for a
+// file.
+func openState(ctx context.Context, path string, log *zap.Logger) (*process.Dir, error) {
+	var dir *process.Dir
+	var err error
+	opened := make(chan struct{})
+	go func() {
+		defer close(opened)
+		dir, err = process.Open(path, log)
+	}()
+	for told := false; ; told = true {
+		select {
+		case <-opened:
+			return dir, err
+		case <-time.After(stateCheckInterval):
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("the state directory %s does not answer: look at its disk, or at its file server", path)
+		}
+		if !told {
+			log.Warn("state directory does not answer, the start waits for its disk or its file server", zap.String("directory", path))
+		}
+	}
+}
+
 // watchState tells by a condition whether the state directory can be written, until ctx ends. The
 // gateway serves without it: only tasks and the starts of processes need it.
 func (g *Gateway) watchState(ctx context.Context) error {

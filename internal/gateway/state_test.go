@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-gateway/sluice/envoy"
@@ -113,6 +115,35 @@ func TestX5_AWriteThatDoesNotEnd(t *testing.T) {
 	status(condition.False)
 	stop()
 	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// A start whose state directory hangs says so, and can be stopped.
+func TestX5_AStartWhoseDiskHangs(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir()
+	pipe := filepath.Join(path, "id")
+	if err := errors.Join(os.Chmod(path, 0o700), unix.Mkfifo(pipe, 0o600)); err != nil { // whoever reads it waits for a writer
+		t.Fatal(err)
+	}
+	core, logs := observer.New(zap.WarnLevel)
+	c := configOf(t, path, "acme", "old", "5")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, Options{Config: c, Log: zap.New(core)}) }()
+	testutil.Eventually(t, "the start says why it waits", func() bool { return logs.FilterMessageSnippet("does not answer").Len() == 1 })
+	stop()
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), path+" does not answer") {
+			t.Errorf("the start ended: %v", err)
+		}
+	case <-time.After(testutil.Patience):
+		t.Error("the start did not end")
+	}
+	if err := os.WriteFile(pipe, []byte("anid\n"), 0o600); err != nil { // for the one that still waits
 		t.Error(err)
 	}
 }

@@ -104,6 +104,9 @@ type Store struct {
 	// reading is held while the backend is asked, so that an older answer never follows a newer
 	// one. It is taken before mu.
 	reading sync.Mutex
+	// unanswered gets the answer of a Load that load has not waited for; nil: there is none.
+	// Guarded by reading.
+	unanswered chan loadResult
 
 	mu sync.Mutex
 	// keys are those that apply was told, sorted by time; read says that they were read once, and
@@ -190,25 +193,37 @@ func (s *Store) store(stored func() error, change func([]Key) []Key) error {
 // readTimeout bounds one read of the keys.
 const readTimeout = 2 * time.Second
 
+// loadResult is what a Load has returned.
+type loadResult struct {
+	keys []Key
+	err  error
+}
+
 // load asks the backend for the keys, for readTimeout at most. It returns when ctx ends, also while
-// the backend does not.
+// the backend does not. Until the backend has answered, the next calls ask it nothing: a disk may
+// hang for days. s.reading is held.
 func (s *Store) load(ctx context.Context) ([]Key, error) {
-	type result struct {
-		keys []Key
-		err  error
-	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
-	results := make(chan result, 1)
-	go func() {
+	silent := func() error { return fmt.Errorf("the store of keys does not answer: %w", ctx.Err()) }
+	if s.unanswered != nil {
+		select {
+		case <-s.unanswered: // it is old
+		case <-ctx.Done():
+			return nil, silent()
+		}
+	}
+	s.unanswered = make(chan loadResult, 1)
+	go func(answer chan<- loadResult) {
 		all, err := s.Backend.Load(ctx)
-		results <- result{all, err}
-	}()
+		answer <- loadResult{all, err}
+	}(s.unanswered)
 	select {
-	case r := <-results:
+	case r := <-s.unanswered:
+		s.unanswered = nil
 		return r.keys, r.err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("the store of keys does not answer: %w", ctx.Err())
+		return nil, silent()
 	}
 }
 

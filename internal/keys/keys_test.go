@@ -324,6 +324,26 @@ func TestB4_AReadOfAHangingBackendEnds(t *testing.T) {
 	})
 }
 
+// A backend that hangs is asked once, and again when it has answered.
+func TestB4_AHangingBackendIsAskedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hangingBackend{Backend: File(filepath.Join(t.TempDir(), "keys.json")), asked: make(chan struct{}, 9), release: make(chan struct{})}
+		s := New(Config{Backend: h, Apply: func([]Key) {}, Log: zap.NewNop()})
+		for range 3 {
+			if err := s.Read(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		}
+		if n := len(h.asked); n != 1 {
+			t.Errorf("asked %d times without an answer", n)
+		}
+		close(h.release)
+		if err := s.Read(t.Context()); err != nil || len(h.asked) != 2 {
+			t.Errorf("asked %d times: %v", len(h.asked), err)
+		}
+	})
+}
+
 func TestB4_TheLastUseOfAKeyIsThatOfTheLastGateway(t *testing.T) {
 	minute := time.Now().UTC().Truncate(time.Minute)
 	for name, open := range backends(t) {

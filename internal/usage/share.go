@@ -69,6 +69,8 @@ type sharing struct {
 	changed int
 	// seen are the writers that Redis has had, as it had them last; guarded by mu.
 	seen map[string]record
+	// clock is what ClockAhead returns; guarded by mu.
+	clock time.Duration
 }
 
 func newSharing(l *Ledger, client redis.UniversalClient) *sharing {
@@ -143,6 +145,17 @@ func (l *Ledger) Unshared() error {
 	l.shared.mu.Lock()
 	defer l.shared.mu.Unlock()
 	return l.shared.fault
+}
+
+// ClockAhead returns by how much the clock of this machine is at least ahead of that of Redis;
+// negative: behind it. It returns 0 for a ledger that is not shared.
+func (l *Ledger) ClockAhead() time.Duration {
+	if l == nil || l.shared == nil {
+		return 0
+	}
+	l.shared.mu.Lock()
+	defer l.shared.mu.Unlock()
+	return l.shared.clock
 }
 
 // publish publishes the rows that have changed, and that the writer is then in the state at. After

@@ -76,6 +76,26 @@ func TestB3_AClockThatIsBehind(t *testing.T) {
 	}
 }
 
+// TestB3_ClocksAreCompared: a ledger tells by how much the clock of its machine differs from that
+// of Redis, and nothing if it does not share.
+func TestB3_ClocksAreCompared(t *testing.T) {
+	t.Parallel()
+	const days = 24 * time.Hour
+	server := redistest.Start(t)
+	for _, redisAhead := range []time.Duration{0, 3 * days, -3 * days} {
+		l := shared(t, t.TempDir(), server)
+		l.shared.remote.client.AddHook(ahead(redisAhead))
+		l.shared.look(t.Context())
+		if got := l.ClockAhead() + redisAhead; got.Abs() > time.Hour {
+			t.Errorf("Redis is ahead by %v, and the clock by %v", redisAhead, l.ClockAhead())
+		}
+	}
+	var alone *Ledger
+	if alone.ClockAhead() != 0 {
+		t.Error("a ledger that is not shared tells of a clock")
+	}
+}
+
 // TestB3_AClockThatIsAhead: the clock of another gateway is three hours ahead. An answer until now
 // has its usage, and says until which hour. An answer with an end has what was counted before it.
 func TestB3_AClockThatIsAhead(t *testing.T) {

@@ -161,14 +161,20 @@ func (s *sharing) remember(all map[string]record, now time.Time) (lost []string)
 }
 
 // look remembers which writers Redis has, and has it forget those that are gone. Their rows stay.
+// It also compares the clocks: Redis has read its own one between the two readings here.
 func (s *sharing) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
+	before := time.Now()
 	all, now, err := s.remote.writers(ctx)
 	if err != nil {
 		return // the next publication reports it
 	}
+	after := time.Now()
 	s.remember(all, now)
+	s.mu.Lock()
+	s.clock = max(before.Sub(now), min(after.Sub(now), 0))
+	s.mu.Unlock()
 	for writer, r := range all {
 		if now.Sub(r.at) > goneAfter {
 			_ = s.remote.forget(ctx, writer) // the next look tries it again
