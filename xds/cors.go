@@ -44,7 +44,7 @@ func letOriginsCall(h *route.VirtualHost, c Config) {
 	h.TypedPerFilterConfig = map[string]*anypb.Any{corsName: mustPack(policy)}
 	vary := setHeader("vary", "Origin") // the answer to another origin has other headers
 	vary.AppendAction = core.HeaderValueOption_APPEND_IF_EXISTS_OR_ADD
-	h.ResponseHeadersToAdd = append(h.ResponseHeadersToAdd, vary)
+	h.ResponseHeadersToAdd = []*core.HeaderValueOption{vary}
 }
 
 // originMatcher matches an origin as config.CORS has it. Envoy lets each origin call if the exact

@@ -77,7 +77,7 @@ func engineRoute(c Config) *route.Route {
 func setResponse(r *route.Route, c Config) {
 	r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, setHeader(headers.Source, headers.SourceEngine), engineRetryAfter())
 	// The list of all routes is applied after this route has added its own.
-	r.ResponseHeadersToRemove = headers.RateLimits()
+	r.ResponseHeadersToRemove = headers.OfDecision()
 	if c.HideReplica {
 		r.ResponseHeadersToRemove = append(r.ResponseHeadersToRemove, headers.Replica)
 	} else {
@@ -131,7 +131,7 @@ func relayRoute(stream bool, c Config) *route.Route {
 func stripDecided(r *route.Route, c Config) {
 	if !c.Filter.strips(c) {
 		stripRequest(r, c)
-		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, rateLimitHeaders()...)
+		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, decisionHeaders()...)
 	}
 	r.RequestHeadersToRemove = append(r.RequestHeadersToRemove, headers.Late()...)
 }
@@ -151,11 +151,11 @@ func decidedMatch(header string) *route.RouteMatch {
 	}
 }
 
-// rateLimitHeaders are response headers whose values ext_proc has put into the dynamic metadata of
+// decisionHeaders are response headers whose values ext_proc has put into the dynamic metadata of
 // the request. Envoy leaves out the headers that have no value there.
-func rateLimitHeaders() []*core.HeaderValueOption {
+func decisionHeaders() []*core.HeaderValueOption {
 	var all []*core.HeaderValueOption
-	for _, name := range headers.RateLimits() {
+	for _, name := range headers.OfDecision() {
 		all = append(all, setHeader(name, "%DYNAMIC_METADATA("+headers.Metadata+":"+name+")%"))
 	}
 	return all

@@ -79,7 +79,7 @@ func removedFrom(rc *route.RouteConfiguration, name string) (request, response, 
 // Headers that do not cross the gateway are removed once, whatever asks the gateway. The listener
 // and the routes remove them, or the filter does for the requests that it decides.
 func TestB6_X14_HeadersAreRemovedOnce(t *testing.T) {
-	unread, late, engines, limits := len(headers.Unread()), len(headers.Late()), len(headers.StrippedFromRelay()), len(headers.RateLimits())
+	unread, late, engines, limits := len(headers.Unread()), len(headers.Late()), len(headers.StrippedFromRelay()), len(headers.OfDecision())
 	plain := Config{Listen: "127.0.0.1:8080", RelaySocket: "/relay.sock"}
 	beside, decides, elsewhere := plain, plain, plain
 	beside.Filter = Filter{Path: "/filter.so", Socket: "/filter.sock"}

@@ -187,7 +187,7 @@ func localReplies() *hcm.LocalReplyConfig {
 		Filter: celFilter(sentBySluice()),
 		// The route has added its source, and Envoy has added that of the answer of Sluice's filter
 		// to it. This replaces both.
-		HeadersToAdd: []*core.HeaderValueOption{sourceIsGateway()},
+		HeadersToAdd: []*core.HeaderValueOption{sourceIsGateway(), messagesRequestID()},
 	}}}
 	for _, r := range replies() {
 		if !r.plain {
@@ -211,12 +211,21 @@ func newRequestID() *core.HeaderValueOption {
 	return h
 }
 
+// messagesRequestID tells clients of the Messages API the id of the request. Envoy leaves it out if
+// the request has none.
+func messagesRequestID() *core.HeaderValueOption {
+	return setHeader(headers.MessagesRequestID, "%REQ("+headers.RequestID+")%")
+}
+
 // mapper returns the reply in the form of Envoy's configuration.
 func (r reply) mapper() *hcm.ResponseMapper {
 	m := &hcm.ResponseMapper{
 		Filter:             celFilter(r.when),
 		BodyFormatOverride: r.format(),
 		HeadersToAdd:       []*core.HeaderValueOption{sourceIsGateway(), newRequestID()},
+	}
+	if r.ofMessages {
+		m.HeadersToAdd = append(m.HeadersToAdd, messagesRequestID())
 	}
 	if r.status != 0 {
 		m.StatusCode = wrapperspb.UInt32(r.status)

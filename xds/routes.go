@@ -55,7 +55,6 @@ func routeConfiguration(c Config) *route.RouteConfiguration {
 			Matcher: byHeader(headers.Route, decided, takeRoutes(otherRoutes(c)...)),
 			// The log of attempts tells retries by this header.
 			IncludeRequestAttemptCount: true,
-			ResponseHeadersToAdd:       []*core.HeaderValueOption{setHeader(headers.MessagesRequestID, "%REQ("+headers.RequestID+")%")},
 		}},
 		// Clusters are added and removed with models, and UndecidedCluster never exists.
 		ValidateClusters: wrapperspb.Bool(false),
@@ -119,7 +118,7 @@ func tableRoute(c Config, row routes.Route) *route.Route {
 		Name:                 row.Name,
 		Match:                tableMatch(row),
 		Action:               tableAction(row),
-		ResponseHeadersToAdd: []*core.HeaderValueOption{sourceHeader(row.Backend)},
+		ResponseHeadersToAdd: []*core.HeaderValueOption{sourceHeader(row.Backend), messagesRequestID()},
 	}
 	off := append(deciders(c), onDemandName, customResponseName)
 	if row.Auth == routes.NoAuth {

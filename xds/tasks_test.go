@@ -76,7 +76,7 @@ func quotaHeaders(t *testing.T, g *gateway) {
 		})
 		var all []string
 		want := map[string]string{}
-		for _, name := range headers.RateLimits() {
+		for _, name := range headers.OfDecision() {
 			all, want[name] = append(all, "x-test-note-"+name, "0"), "0"
 		}
 		checkHeaders(t, g.chat(t, "quota", engine.String(), append(all, "x-test-stream", stream)...).Header, want)

@@ -113,7 +113,6 @@ func lasting(h http.Header) http.Header {
 	h = h.Clone()
 	h.Del("Date")
 	h.Del(headers.RequestID)
-	h.Del(headers.MessagesRequestID)
 	return h
 }
 

@@ -51,7 +51,7 @@ func (x *Exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Tic
 	a := x.newAnswer()
 	a.setNative(t, scan, body, departure{waited, x.traceparent()})
 	a.Metadata = metadataOf(x.tenant, t)
-	a.Metadata.Budget = x.budget
+	a.Metadata.Budget, a.Metadata.RequestID = x.budget, x.head.messagesRequestID()
 	return a
 }
 
@@ -76,7 +76,7 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 	if gateway := x.envoy.Gateway(); gateway != "" { // only this gateway has the offer
 		a.set(headers.Endpoint, gateway)
 	}
-	a.Metadata = Metadata{Tenant: x.tenant.Name, Key: x.tenant.Key, Budget: x.budget}
+	a.Metadata = Metadata{Tenant: x.tenant.Name, Key: x.tenant.Key, Budget: x.budget, RequestID: x.head.messagesRequestID()}
 	return a
 }
 

@@ -11,7 +11,8 @@ import (
 
 // Metadata is the dynamic metadata that Envoy keeps with a request. Envoy writes it into the record
 // of the request, from which a restarted gateway learns the tenants of the streams that still run.
-// Envoy also copies the tenant's remaining quota and Budget from it into response headers.
+// Envoy also copies the tenant's remaining quota, Budget and RequestID from it into response
+// headers.
 type Metadata struct {
 	// Tenant is the name of the tenant, and Key that of its key. Key is empty if there is none.
 	Tenant, Key string
@@ -22,6 +23,9 @@ type Metadata struct {
 	Quota admission.Quota
 	// Budget says which budgets of the caller are reached. It is empty if none is.
 	Budget string
+	// RequestID is Envoy's id of the request for a client of the Messages API. It is empty for
+	// other clients.
+	RequestID string
 }
 
 // metadataOf returns the metadata of a native request.
@@ -37,7 +41,7 @@ func metadataOf(tenant *authz.Tenant, t *dispatch.Ticket) Metadata {
 func (m *Metadata) All(yield func(name, value string) bool) {
 	for _, v := range [...]Header{
 		{headers.MetadataTenant, m.Tenant}, {headers.MetadataKey, m.Key}, {headers.MetadataLease, m.Lease}, {headers.MetadataTokens, m.Tokens},
-		{headers.Budget, m.Budget},
+		{headers.Budget, m.Budget}, {headers.MessagesRequestID, m.RequestID},
 	} {
 		if (v.Value != "" || v.Name == headers.MetadataTenant) && !yield(v.Name, v.Value) {
 			return

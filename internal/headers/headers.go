@@ -73,7 +73,8 @@ const (
 	// RequestID is Envoy's own id of a request. Sluice never takes it for the client's id of a
 	// request, since clients cannot choose it.
 	RequestID = "x-request-id"
-	// MessagesRequestID is where clients of the Messages API look for RequestID.
+	// MessagesRequestID is where clients of the Messages API look for RequestID. Answers of engines
+	// to others do not have it.
 	MessagesRequestID = "request-id"
 	// ShouldRetry is "false" on an error after which some clients would repeat the request by
 	// themselves although they should not.
@@ -105,10 +106,11 @@ const (
 // which, in the same way as the headers above.
 const Budget = "x-sluice-budget"
 
-// RateLimits lists the headers that tell what remains of a tenant's limits and budgets. The filter
-// inside Envoy looks for these names in the responses of engines.
-func RateLimits() []string {
-	return []string{LimitRequests, RemainingRequests, ResetRequests, LimitTokens, RemainingTokens, ResetTokens, Budget}
+// OfDecision lists the headers of responses whose values come from the decision about the request:
+// what remains of a tenant's limits and budgets, and MessagesRequestID. The filter inside Envoy
+// looks for these names in the responses of engines.
+func OfDecision() []string {
+	return []string{LimitRequests, RemainingRequests, ResetRequests, LimitTokens, RemainingTokens, ResetTokens, Budget, MessagesRequestID}
 }
 
 // The names by which Sluice recognises the ext_proc exchanges of the filter that observes first

@@ -136,6 +136,7 @@ var fromEngines = []Stripped{
 	{RemainingTokens, ownLimits, false},
 	{ResetTokens, ownLimits, false},
 	{Budget, ownLimits, false},
+	{MessagesRequestID, "tells an id by which nobody finds the request in the gateway", false},
 }
 
 // prefixesFromClients are the beginnings of the names of headers for gateways behind an upstream.
@@ -191,10 +192,10 @@ func StrippedFromEngines() []string {
 	return all
 }
 
-// StrippedFromRelay lists the headers of engines that clients never get, but for those by which the
-// relay itself tells the limits of the tenant.
+// StrippedFromRelay lists the headers of engines that clients never get, but for those of the
+// decision.
 func StrippedFromRelay() []string {
-	own := RateLimits()
+	own := OfDecision()
 	return slices.DeleteFunc(StrippedFromEngines(), func(name string) bool { return slices.Contains(own, name) })
 }
 

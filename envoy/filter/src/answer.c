@@ -133,7 +133,10 @@ pair next_pair(span *rest) {
 
 /* is_for_response reports whether a value is a header of the response. The others are for the
  * gateway itself. */
-bool is_for_response(pair value) { return value.key_n > 2 && value.key[0] == 'x' && value.key[1] == '-'; }
+bool is_for_response(pair value) {
+  span name = {value.key, value.key_n};
+  return begins(name, SPAN("x-")) || equal(name, SPAN("request-id"));
+}
 
 span next_name(span *rest) {
   reader r = reader_of(*rest);
