@@ -83,7 +83,7 @@ func TestE2E_B4_AKeyOfTheFileEnds(t *testing.T) {
 	}
 	awaitStatus(t, g, "long", 200, "")
 	table, err := g.RunCommand("keys", "list", "--admin", strings.TrimPrefix(g.Admin, "http://"))
-	if err != nil || !strings.Contains(table, end.Format(time.DateTime)) {
+	if err != nil || !strings.Contains(table, end.Format(time.RFC3339)) {
 		t.Errorf("%v\n%s", err, table)
 	}
 }

@@ -173,7 +173,7 @@ func TestE2E_B4_AKeyHasModelsOfItsOwn(t *testing.T) {
 	fixed := authz.FileKeyID(authz.HashKey("fixed"))
 	harness.Eventually(t, "the other gateway knows the last use", func() error {
 		out, err := two.RunCommand("keys", "list", "--admin", strings.TrimPrefix(two.Admin, "http://"))
-		const moment = " +20[0-9-]{8} [0-9:]{8}"
+		const moment = " +20[0-9-]{8}T[0-9:]{8}Z"
 		for _, want := range []string{"acme/" + id + " +narrow +chat +-" + moment + " +-" + moment, "acme/" + fixed + " +fixed +chat +- +- +-" + moment + " +file"} {
 			if err != nil || !regexp.MustCompile(want).MatchString(out) {
 				return fmt.Errorf("%s is not in %s, %v", want, out, err)
