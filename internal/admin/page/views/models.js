@@ -75,6 +75,7 @@ export function model(place) {
       const m = s.models.find((x) => x.name === name || x.aliases.includes(name));
       gone.hidden = Boolean(m);
       state.hidden = !m;
+      history.node.hidden = !m && !shown;
       if (!m) return;
       shown = m;
       redraw(tools, [m.name, m.drained, Boolean(m.scale)], () => actions(m, () => shown));
