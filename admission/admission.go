@@ -38,7 +38,7 @@
 // after it:
 //
 //  1. dispatch.Dispatcher.mu: held while rules or the fleet change, and so around SetLimits,
-//     SetTenants, SetPools, Remove and RetryWaiters.
+//     SetTenants, SetPools, Remove, RetryWaiters, RefuseWaiters and RefusePoolWaiters.
 //  2. the lock of dispatch's recovered requests: held around RecoverRequest.
 //  3. taskJournal.mu: held while a task is written to the file.
 //  4. Controller.mu.

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -104,6 +105,47 @@ func TestClockOfRedisJumpsAhead(t *testing.T) {
 	eventually(t, "it shares again", func() bool { return acquire(s, limited("b", 2))[0].Reason == admission.ModelConcurrency })
 	_, err = s.Task(t.Context(), "acme", "task")
 	wantError(t, err, nil)
+}
+
+// slowOnce is a hook of a client that gets the answer to its next script late.
+type slowOnce time.Duration
+
+func (slowOnce) DialHook(next client.DialHook) client.DialHook { return next }
+
+func (slowOnce) ProcessPipelineHook(next client.ProcessPipelineHook) client.ProcessPipelineHook {
+	return next
+}
+
+func (d slowOnce) ProcessHook(next client.ProcessHook) client.ProcessHook {
+	late := time.Duration(d)
+	return func(ctx context.Context, cmd client.Cmder) error {
+		err := next(ctx, cmd)
+		if err == nil {
+			time.Sleep(late)
+			late = 0
+		}
+		return err
+	}
+}
+
+// TestASlowAnswerIsNoJump: an answer that comes late leaves the clock of Redis known less exactly.
+// The next answer, which comes at once, does not show that the clock has jumped.
+func TestASlowAnswerIsNoJump(t *testing.T) {
+	t.Parallel()
+	s, err := New(Config{Server: Server{URL: redistest.URL(redistest.Start(t))}, Lease: 300 * time.Millisecond, Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.redis.Close() })
+	if _, err := s.join(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.redis.AddHook(slowOnce(s.cfg.Lease + 100*time.Millisecond))
+	for range 2 {
+		if r, err := s.sendSync(t.Context(), batch{}, newClaimTable(nil), time.Second); err != nil || r.status != "ok" {
+			t.Error(r, err)
+		}
+	}
 }
 
 // TestPauseOfAClockThatWentBack: the clock of Redis was wrong for a moment, and the end of a pause

@@ -82,7 +82,7 @@ static_resources:
               "@type": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilter
               dynamic_module_config: {name: sluice-filter, do_not_close: true}
               filter_name: sluice
-              filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: "SOCKET\nunread x-unread cookie\nresponse x-engine server x-ratelimit-limit-requests x-sluice-source x-sluice-replica"}
+              filter_config: {"@type": type.googleapis.com/google.protobuf.StringValue, value: "SOCKET\nunread x-unread cookie\nresponse x-engine server x-ratelimit-limit-requests request-id x-sluice-source x-sluice-replica"}
           - name: router
             typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}
           route_config:
@@ -357,6 +357,7 @@ func (u *upstream) serve(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	w.Header().Set("x-ratelimit-limit-requests", "of the engine")
+	w.Header().Set("request-id", "of the engine")
 	if len(body) > 1<<16 {
 		body = fmt.Append(nil, len(body))
 	}

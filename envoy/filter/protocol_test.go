@@ -145,7 +145,7 @@ func TestB6_X14_HeadersThatDoNotCrossTheGateway(t *testing.T) {
 	if list["x-unreax"] != "1" || list["cookie"] != "" || list["x-unread"] != "" {
 		t.Errorf("the gateway was told %v", list)
 	}
-	h.conn.send(frGo, 0, h.id, goFrame(toModel, nil, pairs{{"tenant", "acme"}, {"x-ratelimit-limit-requests", "7"}}, ""))
+	h.conn.send(frGo, 0, h.id, goFrame(toModel, nil, pairs{{"tenant", "acme"}, {"x-ratelimit-limit-requests", "7"}, {"request-id", "of Envoy"}}, ""))
 	a := want(t, c, 200)
 	if s := a.seen(t); s.Header.Get("x-unreax") != "1" || s.Header.Get("cookie")+s.Header.Get("x-unread") != "" {
 		t.Errorf("the upstream got %v", s.Header)
@@ -153,9 +153,18 @@ func TestB6_X14_HeadersThatDoNotCrossTheGateway(t *testing.T) {
 	if limit := a.header.Values("x-ratelimit-limit-requests"); len(limit) != 1 || limit[0] != "7" || a.header.Get("x-engine") != "" || a.header.Get("tenant") != "" {
 		t.Errorf("the client got %v", a.header)
 	}
+	if id := a.header.Values("request-id"); len(id) != 1 || id[0] != "of Envoy" {
+		t.Errorf("the client got the id %q", id)
+	}
 	r := b.next(t, frEnd).record(t)
-	if r.list["@tenant"] != "acme" || r.list["@x-ratelimit-limit-requests"] != "" {
+	if r.list["@tenant"] != "acme" || r.list["@x-ratelimit-limit-requests"]+r.list["@request-id"] != "" {
 		t.Errorf("the record has %v", r.list)
+	}
+	c = b.send(t, "POST", "/", "x")
+	h = b.next(t, frHeaders)
+	h.conn.send(frGo, 0, h.id, goFrame(toModel, nil, pairs{{"tenant", "acme"}}, ""))
+	if id := want(t, c, 200).header.Values("request-id"); len(id) != 0 {
+		t.Errorf("another client got the id %q", id)
 	}
 }
 

@@ -297,3 +297,28 @@ func TestU9_ThePoolLosesItsLastHope(t *testing.T) {
 		})
 	}
 }
+
+// Those that wait for a pool wait on while a model of it is started again, as those do that wait
+// for that model alone. It makes no difference that another model keeps failing to start, and that
+// new requests do not wait for a start.
+func TestU9_ThePoolHasAModelThatIsStartedAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		policy := Policy{ColdStart: NoWait, MaxPerReplica: 1}
+		s := newStage(policy)
+		s.put("failing", engines.Replica{ID: "failing", State: engines.Failed, FailedStarts: maxFailedStarts})
+		s.put("hope", replicas("hope")...)
+		s.SetRules(Rules{Default: policy, Pools: map[string][]string{"p": {"failing", "hope"}}, FirstPool: "p"})
+		first := s.must(t, newRequest("p", "k"))
+		waiting := s.queue("p")
+		s.put("hope", engines.Replica{ID: "hope", State: engines.Starting})
+		first.Release()
+		time.Sleep(10 * time.Second)
+		s.put("hope", replicas("hope")...)
+		if ticket := <-waiting; ticket == nil {
+			t.Error("the request was refused although its replica came back")
+		} else {
+			ticket.Release()
+		}
+	})
+}

@@ -542,8 +542,7 @@ func (w *randomWorld) free(model string) string {
 	return ""
 }
 
-// checkNobodyWaits checks that no request waits for a model that has a free slot, and that nothing
-// waits for a model that is hopeless.
+// checkNobodyWaits checks that no request waits for a model that has a free slot.
 func (w *randomWorld) checkNobodyWaits() {
 	w.t.Helper()
 	for _, m := range randomModels {
@@ -561,7 +560,7 @@ func (w *randomWorld) checkNobodyWaits() {
 	}
 }
 
-// checkNobodyWaitsInVain checks that no request waits for a model or a pool that refuses requests.
+// checkNobodyWaitsInVain checks that no request waits for a model or a pool that has no hope.
 func (w *randomWorld) checkNobodyWaitsInVain() {
 	w.t.Helper()
 	table := w.table.Load()
@@ -579,10 +578,10 @@ func (w *randomWorld) checkNobodyWaitsInVain() {
 			if t == nil || table.drained[name] && isPool || !t.serves() {
 				continue
 			}
-			hopeless, waits = hopeless || t.hopeless(), waits || !t.refusesCold()
+			hopeless, waits = hopeless || t.hopeless(), waits || len(t.replicas) > 0 || !t.hopeless()
 		}
 		if hopeless && !waits {
-			w.fail("request %d waits for %s, which refuses requests", c.id, c.model)
+			w.fail("request %d waits for %s, which has no hope", c.id, c.model)
 		}
 	}
 }

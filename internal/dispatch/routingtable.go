@@ -127,7 +127,7 @@ func (d *Dispatcher) rebuildLocked() {
 
 // refuseFailingPoolsLocked refuses the requests that wait for a pool none of whose models can be
 // started or reached. Requests of tenants that may use only some of the models wait as long as
-// others may start.
+// others may start. A start that new requests do not wait for (NoWait) is one, too.
 func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable) {
 	for pool, models := range w.pools {
 		failing, waits := false, false
@@ -137,7 +137,7 @@ func (d *Dispatcher) refuseFailingPoolsLocked(w *routingTable) {
 				continue
 			}
 			failing = failing || t.hopeless()
-			waits = waits || !t.refusesCold()
+			waits = waits || len(t.replicas) > 0 || !t.hopeless()
 		}
 		if failing && !waits {
 			d.config.Admission.RefusePoolWaiters(pool, errHopeless)

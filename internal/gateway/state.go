@@ -97,6 +97,8 @@ func (g *Gateway) reportState(err error) {
 // exitOnHang ends this process if its state directory hangs at its end, because nothing can then
 // interrupt what waits for a file. It begins after timeout, or when unhurried ends. The directory
 // hangs if a write there takes stateCheckInterval. All processes of the directory are killed first.
+// The first try is after stateRetryInterval. Most stops have ended by then, and leave no file of
+// it.
 func (s stops) exitOnHang(unhurried context.Context, timeout time.Duration, dir *process.Dir, log *zap.Logger) {
 	select {
 	case <-s.ended:
@@ -105,6 +107,11 @@ func (s stops) exitOnHang(unhurried context.Context, timeout time.Duration, dir 
 	case <-time.After(timeout):
 	}
 	for {
+		select {
+		case <-s.ended:
+			return
+		case <-time.After(stateRetryInterval):
+		}
 		checked := make(chan struct{})
 		go func() {
 			_ = dir.TryWrite() // an error is an answer, too
@@ -120,11 +127,6 @@ func (s stops) exitOnHang(unhurried context.Context, timeout time.Duration, dir 
 				zap.String("directory", dir.Path()), zap.Error(err))
 			_ = log.Sync()
 			os.Exit(1)
-		}
-		select {
-		case <-s.ended:
-			return
-		case <-time.After(stateRetryInterval):
 		}
 	}
 }

@@ -148,6 +148,30 @@ func TestX5_AStartWhoseDiskHangs(t *testing.T) {
 	}
 }
 
+// A stop that ends at once writes nothing in the state directory. Whoever removes the directory
+// then would meet a file that has just come.
+func TestX5_AStopThatEndsWritesNoFile(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir()
+	dir := claimed(t, path)
+	kept := filepath.Join(path, "writable.probe") // a try to write there removes it
+	if err := os.WriteFile(kept, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan struct{})
+		unhurried, drained := context.WithCancel(t.Context())
+		go stops{ended: ended}.exitOnHang(unhurried, time.Minute, dir, zap.NewNop())
+		synctest.Wait()
+		drained()
+		synctest.Wait()
+		close(ended)
+	})
+	if _, err := os.Stat(kept); err != nil {
+		t.Error(err)
+	}
+}
+
 // The condition tells that somebody has removed the files of the directory, although new ones can
 // be written there.
 func TestX5_RemovedStateDirectory(t *testing.T) {

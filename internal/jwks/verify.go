@@ -128,7 +128,7 @@ type claims struct {
 const maxTried = 16
 
 // errUnnamed means that more keys may have signed a token than are tried.
-var errUnnamed = fmt.Errorf("%w: more than %d keys may have signed it: its header and all keys of the identity provider must have a kid",
+var errUnnamed = fmt.Errorf("%w: more than %d keys may have signed it: its header and its key at the identity provider must have a kid",
 	ErrInvalid, maxTried)
 
 // signed checks a token that one of the known keys has signed. If too many may have signed it, only

@@ -377,12 +377,31 @@ func budget(s *Stage) {
 	}
 }
 
-// A request of a tenant without limits is noted with its tenant and key.
+// A request of a tenant without limits is noted with its tenant and key. One of the Messages API
+// has its id noted, too, also if the relay gets it.
 func noted(s *Stage) {
-	_, a := s.chat(ask)
+	client, a := s.chat(ask)
 	want := map[string]string{headers.MetadataTenant: "acme", headers.MetadataKey: "acme/" + strings.TrimPrefix(authz.HashKey("key"), "sha256:")[:8]}
 	if diff := cmp.Diff(want, a.Noted()); diff != "" {
 		s.t.Error(diff)
+	}
+	leave := func(c Client) {
+		c.Leave()
+		s.until("its slot is free", func() bool { _, running := s.Requests.List(0); return s.view().InFlight == 0 && running == 0 })
+	}
+	leave(client)
+	for id, way := range map[string]dispatch.WayPolicy{"native": {Messages: 1 << openai.Messages}, "managed": {}} {
+		s.manage(way)
+		want[headers.MessagesRequestID] = id
+		client, a := s.chat(`{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"Hello"}]}`,
+			h(":path", "/v1/messages?beta=true"), h("x-request-id", id))
+		if _, managed := a.Values()[headers.Handoff]; managed != (id == "managed") {
+			s.t.Errorf("%s: %+v", id, a)
+		}
+		if diff := cmp.Diff(want, a.Noted()); diff != "" {
+			s.t.Errorf("%s: %s", id, diff)
+		}
+		leave(client)
 	}
 }
 
