@@ -126,6 +126,7 @@ func TestO8_WrongArgumentsShowTheCommand(t *testing.T) {
 		"top --interval 2":         `--interval is "2": use a time such as 30s or 5m`,
 		"sim --seed -1":            `--seed is "-1": use a whole number from 0`,
 		"sim --prefill-rate fast":  `--prefill-rate is "fast": use a number`,
+		`keys new --models cha"t`:  `--models is "cha\"t": use names with commas between them`,
 		"reload --force=perhaps":   `--force is "perhaps": use true or false`,
 	} {
 		if _, err := execute(t, strings.Fields(args)...); err == nil || err.Error() != want {
