@@ -151,6 +151,8 @@ func TestO8_KeysNewMakesWhatIsAskedFor(t *testing.T) {
 		{"--tokens-per-month NaN", "--tokens-per-month is NaN: it must be a number above 0"},
 		{"--cost-per-day Inf", "--cost-per-day is +Inf: it must be a number above 0"},
 		{"--cost-per-month -1", "--cost-per-month is -1: it must be a number above 0"},
+		{"--models=", "--models is empty: name a model"},
+		{"--print --models=", "--models is empty: name a model"},
 		{"--print --models embed", "--print takes --tenant alone"},
 		{"--print --expires 1h", "--print takes --tenant alone"},
 	} {

@@ -135,6 +135,20 @@ async function checkKeys(browser) {
   }
 }
 
+/** checkModelsOfAKey: what is typed as the models of a key is sent, also if it names none. */
+async function checkModelsOfAKey(browser) {
+  const page = await open(browser, `${url}/keys`, {}, (p) => answer(p, '**/api/v1/keys', { keys: [] }));
+  for (const [typed, sent] of [['', undefined], [' , ', []], ['a, b', ['a', 'b']]]) {
+    await page.getByRole('button', { name: 'New key' }).click();
+    const dialog = page.getByRole('dialog', { name: 'New key' });
+    await dialog.getByLabel('Models').fill(typed);
+    const [asked] = await Promise.all([page.waitForRequest((r) => r.method() === 'POST'), dialog.getByRole('button', { name: 'Make' }).click()]);
+    expect(String(asked.postDataJSON().models) === String(sent), `the models "${typed}" are sent as ${JSON.stringify(asked.postDataJSON().models)}`);
+    await page.getByRole('dialog', { name: 'The key' }).getByRole('button', { name: 'Close' }).click();
+  }
+  await page.context().close();
+}
+
 /**
  * checkPhone: a phone shows the time of requests, the use of limits, and how far the weights of a
  * replica are.
@@ -571,6 +585,7 @@ await run(async (browser) => {
   await checkServerOfSeveral(browser);
   await checkWidths(browser);
   await checkKeys(browser);
+  await checkModelsOfAKey(browser);
   await checkPhone(browser);
   await checkSizes(browser);
   await checkOvertaken(browser);
