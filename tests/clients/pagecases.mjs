@@ -555,7 +555,7 @@ async function checkGone(browser) {
 /** checkFocus: after an action the keyboard goes on where it was, or in the view. */
 async function checkFocus(browser) {
   let drained = false;
-  const page = await open(browser, `${url}/models/chat`, {}, async (p) => {
+  const page = await open(browser, `${url}/models/chat`, { viewport: { width: 1280, height: 300 } }, async (p) => {
     await answer(p, '**/drain', {});
     await p.route('**/api/v1/events', (route) => route.fulfill({ contentType: 'text/event-stream',
       body: `retry: 100\nevent: state\ndata: ${JSON.stringify({ whole: true, models: [modelOf('chat', { drained })], replicas: [], conditions: [], totals: {} })}\n\n` }));
@@ -565,8 +565,10 @@ async function checkFocus(browser) {
   await page.keyboard.press('Enter');
   await page.getByRole('dialog').getByRole('button', { name: 'Drain' }).press('Enter');
   await page.getByRole('dialog').waitFor({ state: 'detached', timeout });
+  await page.evaluate(() => scrollTo(0, 400));
   drained = true; // the model says so after the answer to the action
   await button('Undrain').waitFor({ timeout });
+  expect(await page.evaluate(() => scrollY) === 400, 'the page scrolls to the button that was pressed');
   expect(await page.evaluate(() => document.activeElement.textContent) === 'Undrain', 'the focus is lost with the button that was pressed');
   await page.keyboard.press('Enter');
   await page.getByRole('dialog').waitFor({ timeout });

@@ -96,7 +96,7 @@ export function redraw(node, what, make) {
   node.drawn = key;
   const at = [...node.children].indexOf(document.activeElement);
   node.replaceChildren(...[make(what)].flat().filter(Boolean));
-  node.children[at]?.focus();
+  node.children[at]?.focus({ preventScroll: true });
 }
 
 /**
