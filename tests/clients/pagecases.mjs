@@ -458,7 +458,10 @@ async function checkCut(browser) {
   await page.context().close();
 }
 
-/** checkHeads: Enter at the head of a column orders the rows. It does not open a row. */
+/**
+ * checkHeads: Enter at the head of a column orders the rows. It does not open a row. Arrows move
+ * through the rows also after a click on a link that has opened another tab.
+ */
 async function checkHeads(browser) {
   const page = await open(browser, `${url}/models`);
   await page.locator('tr[data-model]').first().waitFor({ timeout });
@@ -468,6 +471,11 @@ async function checkHeads(browser) {
   await page.locator('thead button', { hasText: 'Ready' }).focus();
   await page.keyboard.press('Enter');
   await page.locator('thead th[aria-sort]', { hasText: 'Ready' }).waitFor({ timeout: 5000 }).catch(() => { throw new Error(`Enter at the head of a column leads to ${page.url()}`); });
+  const active = () => page.locator('tr[data-active]').getAttribute('data-model');
+  const before = await active();
+  await page.locator('tr[data-model] a').nth(2).focus(); // as that click does
+  await page.keyboard.press('ArrowDown');
+  expect(await active() !== before, 'an arrow moves to no other row while a link has the focus');
   await page.context().close();
 }
 
