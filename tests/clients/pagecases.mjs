@@ -522,7 +522,10 @@ async function checkDays(browser) {
   await page.context().close();
 }
 
-/** checkCopy: the button that copies says that it did. It is not there where it cannot copy. */
+/**
+ * checkCopy: the button that copies says that it did, or why not. It is not there where it cannot
+ * copy.
+ */
 async function checkCopy(browser) {
   for (const can of [true, false]) {
     const page = await open(browser, `${url}/playground`, {}, (p) => p.addInitScript((value) => Object.defineProperty(navigator, 'clipboard', { value }), can ? {} : null));
@@ -534,6 +537,9 @@ async function checkCopy(browser) {
       await copy.click();
       await page.locator('#note', { hasText: 'copied' }).waitFor({ timeout });
       expect((await page.evaluate(() => window.copied)).startsWith('curl'), 'the request is not copied');
+      await page.evaluate(() => { navigator.clipboard.writeText = async () => { throw new Error('Write permission denied.'); }; });
+      await copy.click();
+      await page.locator('#note[data-tone=bad]', { hasText: 'Write permission denied.' }).waitFor({ timeout });
     }
     await page.context().close();
   }
