@@ -594,6 +594,32 @@ async function checkFocus(browser) {
   await page.context().close();
 }
 
+/** checkFocusOfGone: the view has the focus when the button of an action goes after the action. */
+async function checkFocusOfGone(browser) {
+  let gone = false;
+  const page = await open(browser, `${url}/requests/request-1`, {}, async (p) => {
+    await show(p, {});
+    await p.route('**/api/v1/requests?*', (route) => route.fulfill({ json: { running: 1, requests: [{ ...request(1), state: gone ? 'done' : 'streaming' }] } }));
+    await p.route('**/api/v1/keys', (route) => route.fulfill({ json: { keys: gone ? [key(0)] : [key(0), key(1)] } }));
+    await Promise.all([answer(p, '**/cancel', {}, 202), answer(p, '**/api/v1/keys/*', {})]);
+  });
+  const act = async (name) => {
+    const button = page.locator('.title button, td button').getByText(name, { exact: true });
+    await button.focus();
+    await page.keyboard.press('Enter');
+    await page.locator('dialog button[type=submit]').press('Enter');
+    await page.getByRole('dialog').waitFor({ state: 'detached', timeout });
+    gone = true; // the answer to the action comes before it is seen
+    await button.waitFor({ state: 'detached', timeout });
+    expect(await page.evaluate(() => document.activeElement.id) === 'main', `the focus is lost with the button ${name}`);
+    gone = false;
+  };
+  await act('Cancel');
+  await page.goto(`${url}/keys`);
+  await act('Revoke');
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -627,5 +653,6 @@ await run(async (browser) => {
   await checkAddress(browser);
   await checkGone(browser);
   await checkFocus(browser);
+  await checkFocusOfGone(browser);
 });
 end();

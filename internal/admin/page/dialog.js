@@ -1,6 +1,6 @@
 // Actions: buttons that ask before they change something, and tell what became of it.
 
-import { el, text } from './dom.js';
+import { el, text, focusView } from './dom.js';
 import { send } from './api.js';
 import { operates } from './session.js';
 import { refresh } from './store.js';
@@ -26,7 +26,7 @@ export function ask({ title, body = [], confirm = '', danger = false, run = () =
   const dialog = el('dialog', { 'aria-label': title, close: () => {
     dialog.remove();
     // The button that has opened the dialog may be gone.
-    if (document.activeElement === document.body) document.getElementById('main').focus({ preventScroll: true });
+    if (document.activeElement === document.body) focusView();
   } }, form);
   dialog.fail = (message) => {
     text(fault, message);
