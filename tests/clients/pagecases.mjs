@@ -607,7 +607,7 @@ async function checkFocusOfGone(browser) {
     const button = page.locator('.title button, td button').getByText(name, { exact: true });
     await button.focus();
     await page.keyboard.press('Enter');
-    await page.locator('dialog button[type=submit]').press('Enter');
+    await page.getByRole('dialog').getByRole('button', { name, exact: true }).press('Enter'); // there is one
     await page.getByRole('dialog').waitFor({ state: 'detached', timeout });
     gone = true; // the answer to the action comes before it is seen
     await button.waitFor({ state: 'detached', timeout });

@@ -21,8 +21,9 @@ export function tell(words, tone = 'ok') {
 export function ask({ title, body = [], confirm = '', danger = false, run = () => {} }) {
   const fault = el('p', { class: 'fault', role: 'alert', hidden: true });
   const ok = confirm && el('button', { type: 'submit', class: danger ? 'danger' : 'primary', text: confirm });
+  const leave = !confirm ? 'Close' : confirm === 'Cancel' ? 'Back' : 'Cancel'; // two buttons have two names
   const form = el('form', { class: 'form', method: 'dialog' }, el('h2', { text: title }), body, fault, el('p', { class: 'buttons' },
-    ok, el('button', { type: 'button', text: confirm ? 'Cancel' : 'Close', click: () => dialog.close() })));
+    ok, el('button', { type: 'button', text: leave, click: () => dialog.close() })));
   const dialog = el('dialog', { 'aria-label': title, close: () => {
     dialog.remove();
     // The button that has opened the dialog may be gone.
