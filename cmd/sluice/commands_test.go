@@ -126,6 +126,7 @@ func TestO8_WrongArgumentsShowTheCommand(t *testing.T) {
 		"top --interval 2":         `--interval is "2": use a time such as 30s or 5m`,
 		"sim --seed -1":            `--seed is "-1": use a whole number from 0`,
 		"sim --prefill-rate fast":  `--prefill-rate is "fast": use a number`,
+		`keys new --models cha"t`:  `--models is "cha\"t": use names with commas between them`,
 		"reload --force=perhaps":   `--force is "perhaps": use true or false`,
 	} {
 		if _, err := execute(t, strings.Fields(args)...); err == nil || err.Error() != want {
@@ -150,6 +151,8 @@ func TestO8_KeysNewMakesWhatIsAskedFor(t *testing.T) {
 		{"--tokens-per-month NaN", "--tokens-per-month is NaN: it must be a number above 0"},
 		{"--cost-per-day Inf", "--cost-per-day is +Inf: it must be a number above 0"},
 		{"--cost-per-month -1", "--cost-per-month is -1: it must be a number above 0"},
+		{"--models=", "--models is empty: name a model"},
+		{"--print --models=", "--models is empty: name a model"},
 		{"--print --models embed", "--print takes --tenant alone"},
 		{"--print --expires 1h", "--print takes --tenant alone"},
 	} {

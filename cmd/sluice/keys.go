@@ -182,6 +182,9 @@ func (k *keyFlags) read(given *pflag.FlagSet) error {
 	if k.Tenant == "" {
 		return errors.New("--tenant is empty: set it to the name of the tenant")
 	}
+	if given.Changed("models") && len(k.Models) == 0 {
+		return errors.New("--models is empty: name a model, or leave the flag out if the key may use all models of its tenant")
+	}
 	if given.Changed("expires") {
 		if k.expires <= 0 {
 			return fmt.Errorf("--expires is %v: it must be more than 0", k.expires)

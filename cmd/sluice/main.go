@@ -137,6 +137,7 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	}
 	want := map[string]string{
 		"int": "a whole number", "uint64": "a whole number from 0", "float64": "a number", "duration": "a time such as 30s or 5m", "bool": "true or false",
+		"stringSlice": "names with commas between them",
 	}
 	flag := value.GetFlag()
 	return fmt.Errorf("--%s is %q: use %s", flag.Name, value.GetValue(), cmp.Or(want[flag.Value.Type()], flag.Value.Type()))

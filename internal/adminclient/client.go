@@ -91,7 +91,8 @@ func (e *SilentError) Error() string {
 
 // Call sends a request, with body as its JSON, and decodes the answer into into. A nil body means
 // {} for every method other than GET. A nil into means that the answer is not read. The error is an
-// *Error for an answer that is not a success, and an *UnreachableError without an answer.
+// *Error for an answer of the admin listener that is not a success, and an *UnreachableError
+// without an answer.
 // A GET that has not read its whole answer after Patience fails with a *SilentError.
 func (c Client) Call(ctx context.Context, method, path string, body, into any) error {
 	if method == http.MethodGet {

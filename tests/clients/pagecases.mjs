@@ -135,6 +135,20 @@ async function checkKeys(browser) {
   }
 }
 
+/** checkModelsOfAKey: what is typed as the models of a key is sent, also if it names none. */
+async function checkModelsOfAKey(browser) {
+  const page = await open(browser, `${url}/keys`, {}, (p) => answer(p, '**/api/v1/keys', { keys: [] }));
+  for (const [typed, sent] of [['', undefined], [' , ', []], ['a, b', ['a', 'b']]]) {
+    await page.getByRole('button', { name: 'New key' }).click();
+    const dialog = page.getByRole('dialog', { name: 'New key' });
+    await dialog.getByLabel('Models').fill(typed);
+    const [asked] = await Promise.all([page.waitForRequest((r) => r.method() === 'POST'), dialog.getByRole('button', { name: 'Make' }).click()]);
+    expect(String(asked.postDataJSON().models) === String(sent), `the models "${typed}" are sent as ${JSON.stringify(asked.postDataJSON().models)}`);
+    await page.getByRole('dialog', { name: 'The key' }).getByRole('button', { name: 'Close' }).click();
+  }
+  await page.context().close();
+}
+
 /**
  * checkPhone: a phone shows the time of requests, the use of limits, and how far the weights of a
  * replica are.
@@ -444,7 +458,10 @@ async function checkCut(browser) {
   await page.context().close();
 }
 
-/** checkHeads: Enter at the head of a column orders the rows. It does not open a row. */
+/**
+ * checkHeads: Enter at the head of a column orders the rows. It does not open a row. Arrows move
+ * through the rows also after a click on a link that has opened another tab.
+ */
 async function checkHeads(browser) {
   const page = await open(browser, `${url}/models`);
   await page.locator('tr[data-model]').first().waitFor({ timeout });
@@ -454,6 +471,11 @@ async function checkHeads(browser) {
   await page.locator('thead button', { hasText: 'Ready' }).focus();
   await page.keyboard.press('Enter');
   await page.locator('thead th[aria-sort]', { hasText: 'Ready' }).waitFor({ timeout: 5000 }).catch(() => { throw new Error(`Enter at the head of a column leads to ${page.url()}`); });
+  const active = () => page.locator('tr[data-active]').getAttribute('data-model');
+  const before = await active();
+  await page.locator('tr[data-model] a').nth(2).focus(); // as that click does
+  await page.keyboard.press('ArrowDown');
+  expect(await active() !== before, 'an arrow moves to no other row while a link has the focus');
   await page.context().close();
 }
 
@@ -500,7 +522,10 @@ async function checkDays(browser) {
   await page.context().close();
 }
 
-/** checkCopy: the button that copies says that it did. It is not there where it cannot copy. */
+/**
+ * checkCopy: the button that copies says that it did, or why not. It is not there where it cannot
+ * copy.
+ */
 async function checkCopy(browser) {
   for (const can of [true, false]) {
     const page = await open(browser, `${url}/playground`, {}, (p) => p.addInitScript((value) => Object.defineProperty(navigator, 'clipboard', { value }), can ? {} : null));
@@ -512,6 +537,9 @@ async function checkCopy(browser) {
       await copy.click();
       await page.locator('#note', { hasText: 'copied' }).waitFor({ timeout });
       expect((await page.evaluate(() => window.copied)).startsWith('curl'), 'the request is not copied');
+      await page.evaluate(() => { navigator.clipboard.writeText = async () => { throw new Error('Write permission denied.'); }; });
+      await copy.click();
+      await page.locator('#note[data-tone=bad]', { hasText: 'Write permission denied.' }).waitFor({ timeout });
     }
     await page.context().close();
   }
@@ -541,7 +569,7 @@ async function checkGone(browser) {
 /** checkFocus: after an action the keyboard goes on where it was, or in the view. */
 async function checkFocus(browser) {
   let drained = false;
-  const page = await open(browser, `${url}/models/chat`, {}, async (p) => {
+  const page = await open(browser, `${url}/models/chat`, { viewport: { width: 1280, height: 300 } }, async (p) => {
     await answer(p, '**/drain', {});
     await p.route('**/api/v1/events', (route) => route.fulfill({ contentType: 'text/event-stream',
       body: `retry: 100\nevent: state\ndata: ${JSON.stringify({ whole: true, models: [modelOf('chat', { drained })], replicas: [], conditions: [], totals: {} })}\n\n` }));
@@ -551,8 +579,10 @@ async function checkFocus(browser) {
   await page.keyboard.press('Enter');
   await page.getByRole('dialog').getByRole('button', { name: 'Drain' }).press('Enter');
   await page.getByRole('dialog').waitFor({ state: 'detached', timeout });
+  await page.evaluate(() => scrollTo(0, 400));
   drained = true; // the model says so after the answer to the action
   await button('Undrain').waitFor({ timeout });
+  expect(await page.evaluate(() => scrollY) === 400, 'the page scrolls to the button that was pressed');
   expect(await page.evaluate(() => document.activeElement.textContent) === 'Undrain', 'the focus is lost with the button that was pressed');
   await page.keyboard.press('Enter');
   await page.getByRole('dialog').waitFor({ timeout });
@@ -564,6 +594,32 @@ async function checkFocus(browser) {
   await page.context().close();
 }
 
+/** checkFocusOfGone: the view has the focus when the button of an action goes after the action. */
+async function checkFocusOfGone(browser) {
+  let gone = false;
+  const page = await open(browser, `${url}/requests/request-1`, {}, async (p) => {
+    await show(p, {});
+    await p.route('**/api/v1/requests?*', (route) => route.fulfill({ json: { running: 1, requests: [{ ...request(1), state: gone ? 'done' : 'streaming' }] } }));
+    await p.route('**/api/v1/keys', (route) => route.fulfill({ json: { keys: gone ? [key(0)] : [key(0), key(1)] } }));
+    await Promise.all([answer(p, '**/cancel', {}, 202), answer(p, '**/api/v1/keys/*', {})]);
+  });
+  const act = async (name) => {
+    const button = page.locator('.title button, td button').getByText(name, { exact: true });
+    await button.focus();
+    await page.keyboard.press('Enter');
+    await page.getByRole('dialog').getByRole('button', { name, exact: true }).press('Enter'); // there is one
+    await page.getByRole('dialog').waitFor({ state: 'detached', timeout });
+    gone = true; // the answer to the action comes before it is seen
+    await button.waitFor({ state: 'detached', timeout });
+    expect(await page.evaluate(() => document.activeElement.id) === 'main', `the focus is lost with the button ${name}`);
+    gone = false;
+  };
+  await act('Cancel');
+  await page.goto(`${url}/keys`);
+  await act('Revoke');
+  await page.context().close();
+}
+
 await run(async (browser) => {
   await checkRefusedKey(browser);
   await checkHiddenLog(browser);
@@ -571,6 +627,7 @@ await run(async (browser) => {
   await checkServerOfSeveral(browser);
   await checkWidths(browser);
   await checkKeys(browser);
+  await checkModelsOfAKey(browser);
   await checkPhone(browser);
   await checkSizes(browser);
   await checkOvertaken(browser);
@@ -596,5 +653,6 @@ await run(async (browser) => {
   await checkAddress(browser);
   await checkGone(browser);
   await checkFocus(browser);
+  await checkFocusOfGone(browser);
 });
 end();

@@ -1,6 +1,6 @@
 // Actions: buttons that ask before they change something, and tell what became of it.
 
-import { el, text } from './dom.js';
+import { el, text, focusView } from './dom.js';
 import { send } from './api.js';
 import { operates } from './session.js';
 import { refresh } from './store.js';
@@ -21,12 +21,13 @@ export function tell(words, tone = 'ok') {
 export function ask({ title, body = [], confirm = '', danger = false, run = () => {} }) {
   const fault = el('p', { class: 'fault', role: 'alert', hidden: true });
   const ok = confirm && el('button', { type: 'submit', class: danger ? 'danger' : 'primary', text: confirm });
+  const leave = !confirm ? 'Close' : confirm === 'Cancel' ? 'Back' : 'Cancel'; // two buttons have two names
   const form = el('form', { class: 'form', method: 'dialog' }, el('h2', { text: title }), body, fault, el('p', { class: 'buttons' },
-    ok, el('button', { type: 'button', text: confirm ? 'Cancel' : 'Close', click: () => dialog.close() })));
+    ok, el('button', { type: 'button', text: leave, click: () => dialog.close() })));
   const dialog = el('dialog', { 'aria-label': title, close: () => {
     dialog.remove();
     // The button that has opened the dialog may be gone.
-    if (document.activeElement === document.body) document.getElementById('main').focus({ preventScroll: true });
+    if (document.activeElement === document.body) focusView();
   } }, form);
   dialog.fail = (message) => {
     text(fault, message);

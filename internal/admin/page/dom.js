@@ -29,6 +29,11 @@ export function attr(node, name, value) {
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value === true ? '' : value);
 }
 
+/** Gives the view the focus, when what has had it is gone. */
+export function focusView() {
+  document.getElementById('main').focus({ preventScroll: true });
+}
+
 /**
  * Makes the nodes of items the children of parent, in order. A node is made once for each key and
  * then updated in place. It is moved only when the order changes, so that focus and selection are
@@ -40,6 +45,7 @@ export function list(parent, items, key, make, update = () => {}) {
   for (const item of items) kept.add(key(item));
   for (const [k, node] of known) {
     if (!kept.has(k)) {
+      if (node.contains(document.activeElement)) focusView();
       node.remove();
       known.delete(k);
     }
@@ -88,7 +94,7 @@ export function headingOf(all, name) {
 
 /**
  * Replaces the children of a node if what they show has changed. what is any JSON value. If a child
- * has the focus, the child in its place gets it.
+ * has the focus, the child in its place gets it, or else the view.
  */
 export function redraw(node, what, make) {
   const key = JSON.stringify(what);
@@ -96,7 +102,9 @@ export function redraw(node, what, make) {
   node.drawn = key;
   const at = [...node.children].indexOf(document.activeElement);
   node.replaceChildren(...[make(what)].flat().filter(Boolean));
-  node.children[at]?.focus();
+  if (at < 0) return;
+  if (node.children[at]) node.children[at].focus({ preventScroll: true });
+  else focusView();
 }
 
 /**

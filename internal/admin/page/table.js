@@ -194,10 +194,10 @@ class Table {
   // The keyboard and the mouse
 
   pressed(event) {
-    if (event.target !== this.table) return; // the head of a column has the focus
+    const own = event.target === this.table; // else a button or a link in it has the focus
     const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -Infinity, End: Infinity };
     const at = this.rows.findIndex((r) => this.key(r) === this.active);
-    if (event.key === 'Enter' && at >= 0 && this.href) go(this.href(this.rows[at]));
+    if (event.key === 'Enter' && own && at >= 0 && this.href) go(this.href(this.rows[at]));
     else if (event.key in steps) this.moveTo(at < 0 ? (event.key === 'End' ? this.rows.length - 1 : 0) : at + steps[event.key]);
     else return;
     event.preventDefault();

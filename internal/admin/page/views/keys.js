@@ -100,10 +100,10 @@ function make(tenants, changed) {
     ],
     run: async (form) => {
       const days = Number(form.elements.expires.value);
-      const models = form.elements.models.value.split(',').map((name) => name.trim()).filter(Boolean);
+      const models = form.elements.models.value.trim();
       const said = await send('POST', '/api/v1/keys', {
         tenant: form.elements.tenant.value, name: form.elements.name.value,
-        ...(models.length > 0 && { models }),
+        ...(models !== '' && { models: models.split(',').map((name) => name.trim()).filter(Boolean) }),
         limits: Object.fromEntries(limits.map(([name]) => [name, Number(form.elements[name].value)])),
         budgets: budgets.map(({ name, of, per }) => ({ of, per, hard: Number(form.elements[name].value) })).filter((b) => b.hard > 0),
         ...(days > 0 && { expires: new Date(get.now + days * 86_400_000).toISOString() }),

@@ -175,8 +175,12 @@ function makeCode() {
   const tabs = ['curl', 'Python'].map((name) => el('button', { type: 'button', 'aria-pressed': String(name === language), text: name, click: () => choose(name) }));
   // A page that was loaded by http from another machine may not write to the clipboard.
   const copy = navigator.clipboard && el('button', { type: 'button', text: 'Copy', click: async () => {
-    await navigator.clipboard.writeText(pre.textContent);
-    tell('The request is copied.');
+    try {
+      await navigator.clipboard.writeText(pre.textContent);
+      tell('The request is copied.');
+    } catch (e) { // somebody has forbidden it
+      tell(`The request is not copied: ${e.message}`, 'bad');
+    }
   } });
   const draw = () => made.body && text(pre, language === 'curl' ? curl(made.url, made.body) : python(made.url, made.body));
   const choose = (name) => {
