@@ -50,8 +50,8 @@ func (x *Exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Tic
 	x.record.SetPrediction(t.Prediction())
 	a := x.newAnswer()
 	a.setNative(t, scan, body, departure{waited, x.traceparent()})
-	a.Metadata = metadataOf(x.tenant, t)
-	a.Metadata.Budget, a.Metadata.RequestID = x.budget, x.head.messagesRequestID()
+	a.Metadata = x.metadata(scan)
+	a.Metadata.setTicket(t)
 	return a
 }
 
@@ -76,8 +76,17 @@ func (x *Exchange) offer(scan *openai.Request, m *dispatch.Managed) *Answer {
 	if gateway := x.envoy.Gateway(); gateway != "" { // only this gateway has the offer
 		a.set(headers.Endpoint, gateway)
 	}
-	a.Metadata = Metadata{Tenant: x.tenant.Name, Key: x.tenant.Key, Budget: x.budget, RequestID: x.head.messagesRequestID()}
+	a.Metadata = x.metadata(scan)
 	return a
+}
+
+// metadata returns the metadata that native and managed requests have.
+func (x *Exchange) metadata(scan *openai.Request) Metadata {
+	m := Metadata{Tenant: x.tenant.Name, Key: x.tenant.Key, Budget: x.budget}
+	if scan.Endpoint.OfMessages() {
+		m.RequestID = x.head.id
+	}
+	return m
 }
 
 // usualHeaders is how many headers most answers set at most.

@@ -189,15 +189,6 @@ func (r *Head) isOfMessages() bool {
 	return path == "/messages" || strings.HasPrefix(path, "/messages/")
 }
 
-// messagesRequestID returns Envoy's id of the request, or "" if the client does not speak the
-// Messages API.
-func (r *Head) messagesRequestID() string {
-	if !r.isOfMessages() {
-		return ""
-	}
-	return r.id
-}
-
 // length returns the declared length of the body, or -1 if there is none.
 func (r *Head) length() int64 {
 	if n, err := strconv.ParseInt(r.contentLength, 10, 64); err == nil && n >= 0 {

@@ -4,7 +4,6 @@ import (
 	"strconv"
 
 	"github.com/sluice-gateway/sluice/admission"
-	"github.com/sluice-gateway/sluice/authz"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
@@ -28,13 +27,12 @@ type Metadata struct {
 	RequestID string
 }
 
-// metadataOf returns the metadata of a native request.
-func metadataOf(tenant *authz.Tenant, t *dispatch.Ticket) Metadata {
-	m := Metadata{Tenant: tenant.Name, Key: tenant.Key, Quota: t.QuotaLeft()}
+// setTicket adds what only a native request has.
+func (m *Metadata) setTicket(t *dispatch.Ticket) {
+	m.Quota = t.QuotaLeft()
 	if lease, tokens := t.Lease(); lease != "" {
 		m.Lease, m.Tokens = lease, strconv.Itoa(tokens)
 	}
-	return m
 }
 
 // All calls yield for each value of m.
