@@ -38,13 +38,6 @@ func (in install) budget(m wanted) *policyv1.PodDisruptionBudget {
 	}
 }
 
-// appliedBudget is the version of a budget that a write of this gateway has made. The API counts
-// the generation when the spec changes.
-type appliedBudget struct {
-	uid        types.UID
-	generation int64
-}
-
 // applyBudget makes the model's budget as it should be, if it is not. A spec that the cluster gave
 // the budget when this gateway wrote it, such as by an admission webhook, stays.
 func (r modelReconciler) applyBudget(ctx context.Context) error {
@@ -56,7 +49,7 @@ func (r modelReconciler) applyBudget(ctx context.Context) error {
 	b, version := c.budgets.get(want.Name, r.now), ""
 	if b != nil {
 		labelled := labels.SelectorFromSet(want.Labels).Matches(labels.Set(b.Labels))
-		sound := reflect.DeepEqual(b.Spec, want.Spec) || c.appliedBudgets[b.Name] == appliedBudget{b.UID, b.Generation}
+		sound := reflect.DeepEqual(b.Spec, want.Spec) || c.appliedBudgets[b.Name] == specVersionOf(b)
 		if labelled && sound && slices.EqualFunc(b.OwnerReferences, want.OwnerReferences, sameOwner) {
 			return nil
 		}
@@ -72,7 +65,7 @@ func (r modelReconciler) applyBudget(ctx context.Context) error {
 		metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
 	if err == nil {
 		c.budgets.recordWrite(made, version, time.Now())
-		c.appliedBudgets[made.Name] = appliedBudget{made.UID, made.Generation}
+		c.appliedBudgets[made.Name] = specVersionOf(made)
 		c.Log.Info("PodDisruptionBudget applied", zap.String("model", r.model.Name), zap.String("budget", want.Name))
 	}
 	return err

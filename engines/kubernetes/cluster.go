@@ -96,9 +96,9 @@ type cluster struct {
 	needsRoomSince map[string]time.Time
 	// applied holds what this gateway has applied last, by Deployment. Only reconcileLoop uses it.
 	applied map[string]appliedDeployment
-	// appliedBudgets holds, by name, the budgets that this gateway has written. Only reconcileLoop
-	// uses it.
-	appliedBudgets map[string]appliedBudget
+	// appliedBudgets holds, by name, what writes of this gateway have made of budgets. Only
+	// reconcileLoop uses it.
+	appliedBudgets map[string]specVersion
 	// claims holds, by name, the claims whose size this gateway checks. Only reconcileLoop uses it.
 	claims map[string]claimCheck
 }
@@ -141,7 +141,7 @@ func newCluster(c Config, at location, to *rest.Config) (*cluster, error) {
 		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: at,
 		client: client, observeSignal: make(chan struct{}, 1), reconcileSignal: make(chan struct{}, 1), health: newHealth(c.Log),
 		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
-		applied: map[string]appliedDeployment{}, appliedBudgets: map[string]appliedBudget{}, claims: map[string]claimCheck{},
+		applied: map[string]appliedDeployment{}, appliedBudgets: map[string]specVersion{}, claims: map[string]claimCheck{},
 	}
 	onEvent := func() { signal(k.observeSignal) }
 	k.deployments = newWatchStore[*appsv1.Deployment](onEvent)

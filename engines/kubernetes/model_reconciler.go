@@ -133,7 +133,7 @@ func (r modelReconciler) create(ctx context.Context, count int) error {
 	}
 	if err == nil {
 		r.cluster.storeOf(d).recordWrite(made, "", time.Now())
-		r.cluster.applied[made.Name] = appliedDeployment{uid: made.UID, generation: made.Generation}
+		r.cluster.applied[made.Name] = appliedDeployment{specVersion: specVersionOf(made)}
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -18,11 +19,18 @@ import (
 // fight with another program that writes the same fields.
 const repairInterval = 10 * time.Second
 
-// appliedDeployment is the version of a Deployment that has the spec which Sluice wants. The API
-// counts the generation when the spec changes, whoever changes it.
-type appliedDeployment struct {
+// specVersion is the version of the spec of an object. The API counts the generation when the spec
+// changes, whoever changes it.
+type specVersion struct {
 	uid        types.UID
 	generation int64
+}
+
+func specVersionOf(o metav1.Object) specVersion { return specVersion{o.GetUID(), o.GetGeneration()} }
+
+// appliedDeployment is the version of a Deployment that has the spec which Sluice wants.
+type appliedDeployment struct {
+	specVersion
 	// repaired is when the last repair changed something. The zero time means never.
 	repaired time.Time
 }
@@ -30,7 +38,7 @@ type appliedDeployment struct {
 // keepApplied remembers that a write of Sluice changed a Deployment from one version to another, if
 // the former had the spec that Sluice wants.
 func (c *cluster) keepApplied(from, to *appsv1.Deployment) {
-	if a := c.applied[from.Name]; a.uid == from.UID && a.generation == from.Generation {
+	if a := c.applied[from.Name]; a.specVersion == specVersionOf(from) {
 		a.generation = to.Generation
 		c.applied[from.Name] = a
 	}
@@ -48,7 +56,7 @@ func (r modelReconciler) repair(ctx context.Context) (again bool, err error) {
 	}
 	before := c.applied[d.Name]
 	switch {
-	case before.uid == d.UID && before.generation == d.Generation:
+	case before.specVersion == specVersionOf(d):
 		return false, nil
 	case before.uid == d.UID && r.now.Sub(before.repaired) < repairInterval:
 		return true, nil
@@ -63,7 +71,7 @@ func (r modelReconciler) repair(ctx context.Context) (again bool, err error) {
 		return true, err
 	}
 	c.storeOf(d).recordWrite(changed, d.ResourceVersion, time.Now())
-	after := appliedDeployment{uid: changed.UID, generation: changed.Generation}
+	after := appliedDeployment{specVersion: specVersionOf(changed)}
 	if changed.Generation != d.Generation {
 		after.repaired = r.now
 		c.Log.Warn("Deployment repaired, because somebody else had changed it", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
