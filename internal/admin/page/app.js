@@ -1,6 +1,6 @@
 // The page's frame: the header, the menu, and the view of the browser's URL.
 
-import { el, text, attr, chip } from './dom.js';
+import { el, text, attr, chip, focusView } from './dom.js';
 import { span, clock, count } from './format.js';
 import { route, current } from './router.js';
 import { state, start, want, pause } from './store.js';
@@ -60,7 +60,7 @@ async function navigate(event) {
   open(false);
   if (event?.type === 'navigate') {
     scrollTo(0, 0);
-    $('main').focus({ preventScroll: true });
+    focusView();
   }
   show();
   await want(view.needs ?? []);

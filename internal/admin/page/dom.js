@@ -29,7 +29,7 @@ export function attr(node, name, value) {
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value === true ? '' : value);
 }
 
-/** Gives the view the focus, when what has had it is gone. */
+/** Gives the view the focus, without a scroll. */
 export function focusView() {
   document.getElementById('main').focus({ preventScroll: true });
 }
