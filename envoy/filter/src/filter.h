@@ -131,6 +131,7 @@ typedef struct json {
   bool is_name; /* the string that is read is a name */
   uint16_t depth;
   size_t length;         /* of the string or word */
+  const char *begin;     /* where the string begins, if it is in one part */
   /* The beginning of a word, of a name, and of a string that is a type or a reason to finish or
    * stop. */
   char text[64];
@@ -327,6 +328,7 @@ void json_end(json *j, json_found *found, void *of);
 bool json_is_empty(const json *j);
 bool json_is_whole(const json *j);
 size_t before(const char *p, size_t n, char a, char b);
+size_t before_end_of_text(const char *p, size_t n);
 
 /* reading.c */
 void reading_init(void);

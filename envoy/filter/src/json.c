@@ -157,6 +157,21 @@ size_t before(const char *p, size_t n, char a, char b) {
   return i;
 }
 
+/* before_end_of_text returns how many bytes come before the end of a string, an escape, or a byte
+ * that no string may have. It is as before is. */
+size_t before_end_of_text(const char *p, size_t n) {
+  const uint64_t ones = 0x0101010101010101, highs = 0x8080808080808080;
+  size_t i = 0;
+  for (uint64_t w; i + 8 <= n; i += 8) {
+    memcpy(&w, p + i, 8);
+    uint64_t no_quote = w ^ ones * '"', no_escape = w ^ ones * '\\';
+    uint64_t found = (((no_quote - ones) & ~no_quote) | ((no_escape - ones) & ~no_escape) | ((w - ones * ' ') & ~w)) & highs;
+    if (found) return i + (size_t)__builtin_ctzll(found) / 8;
+  }
+  while (i < n && p[i] != '"' && p[i] != '\\' && (unsigned char)p[i] >= ' ') i++;
+  return i;
+}
+
 static bool ends_word(char c) {
   switch (c) {
   case ',': case ']': case '}': case ':': case '"': case '[': case '{': case ' ': case '\t': case '\n': case '\r': return true;
@@ -227,6 +242,7 @@ void json_read(json *j, const char *p, size_t n, json_found *found, void *of) {
       break;
     default:
       structure(j, *p++, found, of);
+      j->begin = p;
     }
   }
 }

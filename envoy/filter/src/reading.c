@@ -36,22 +36,21 @@ typedef struct {
   bool data;      /* there is any */
   bool text;      /* a part of the answer */
   bool delta;     /* the same in a member of that name */
+  const char *answer; /* where the text begins, if it is one */
   bool end;       /* the end marker */
   bool responses; /* it is an event of the Responses API */
   bool is_delta, completed, incomplete, failed; /* of which type */
   char reason[33];
 } seen;
 
-/* beginning is how events of a stream begin: up to KNOWN bytes of one, and what was read of its
- * first n bytes, if n is not 0. Chunks of a stream begin with the same LEAST_KNOWN bytes at least,
- * and mostly differ in their last third. */
-enum { KNOWN = 512, LEAST_KNOWN = 16 };
+/* known is an event that was a part of the answer and told nothing else. Most of a stream's events
+ * differ from it in the text alone, which stands between its beginning and its end. */
+enum { KNOWN = 512, TRIES = 8 };
 typedef struct {
-  char text[KNOWN];
-  size_t length, n;
-  json json;
-  seen seen;
-} beginning;
+  char beginning[KNOWN], end[KNOWN];
+  size_t beginning_n, end_n; /* 0: none is known */
+  int tries; /* how many events became the known one since another was like it */
+} known;
 
 struct reading {
   bool of_messages, of_stream;    /* what the gateway wants to know */
@@ -60,16 +59,18 @@ struct reading {
   bool broken;                    /* a part of it is no JSON, or tells no usage that can be read */
   bool over;                      /* the last event has come; further ones do not count */
   bool after_cr;                  /* the last byte was one that a line feed may follow */
-  bool fresh;                     /* nothing of the event's data was read */
+  bool between;                   /* nothing of the next event has come */
   uint8_t line;                   /* see DATA */
+  const char *answer;             /* where it begins in the last event, if that told nothing else */
   json json;
   seen now;
-  beginning known;
+  known known;
   counts usage;
   int64_t tokens, bytes, first, last; /* times in microseconds since 1970 */
   bool marked;
   char finish[33];
-  uint32_t *gaps; /* how many of each class */
+  uint32_t *gaps;   /* how many of each class; null: none */
+  int least, most;  /* their first class and their last one */
 };
 
 /* reading_init must be called before the first reader is made. */
@@ -97,7 +98,7 @@ void reading_free(reading *r) {
 
 static void begin_text(reading *r) {
   r->now = (seen){.counts = no_counts};
-  r->fresh = true;
+  r->between = true;
   json_begin(&r->json);
 }
 
@@ -188,6 +189,7 @@ static void found_string(seen *s, const json *j) {
   if (name == NAME_TYPE && j->depth == 1) found_type(s, v);
   if (name >= NAME_CONTENT && name <= NAME_PARTIAL_JSON && j->length > 0) {
     s->text = true;
+    s->answer = j->begin;
     s->delta |= name == NAME_DELTA;
   }
   if ((name == NAME_FINISH_REASON || name == NAME_STOP_REASON) && !s->reason[0] && is_word(v))
@@ -228,6 +230,7 @@ static void end_of_json(reading *r) {
 }
 
 static int class_of(int64_t gap) {
+  if (gap <= SHORTEST) return 0; /* mostly: events that came together */
   int low = 0, high = CLASSES - 1;
   while (low < high) {
     int middle = (low + high) / 2;
@@ -242,8 +245,14 @@ static void token(reading *r, int64_t now) {
     r->first = r->last = now;
     return;
   }
-  if (!r->gaps) r->gaps = allocate(CLASSES * sizeof *r->gaps);
-  r->gaps[class_of(now - r->last)]++;
+  int class = class_of(now - r->last);
+  if (!r->gaps) {
+    r->gaps = allocate(CLASSES * sizeof *r->gaps);
+    r->least = r->most = class;
+  }
+  r->gaps[class]++;
+  if (class < r->least) r->least = class;
+  if (class > r->most) r->most = class;
   if (now > r->last) r->last = now; /* the clock may be set back */
 }
 
@@ -251,14 +260,24 @@ static void finish(reading *r, const char *reason) {
   if (reason[0]) memcpy(r->finish, reason, strlen(reason) + 1);
 }
 
+/* is_only_token reports whether an event is a part of the answer and tells nothing else. */
+static bool is_only_token(const seen *s) {
+  bool answer = s->responses ? s->is_delta && s->delta : s->text;
+  bool last = s->end || s->completed || s->incomplete || s->failed || s->reason[0];
+  return answer && !last && memcmp(&s->counts, &no_counts, sizeof no_counts) == 0;
+}
+
 /* end_of_event counts an event of which all has come. */
 static void end_of_event(reading *r, int64_t now) {
   seen *s = &r->now;
+  r->answer = NULL;
+  r->between = true;
   if (!s->data || json_is_empty(&r->json)) {
     s->data = false;
     return;
   }
   if (!r->over) end_of_json(r);
+  if (is_only_token(s)) r->answer = s->answer;
   if (s->responses) {
     r->marked |= s->completed || s->incomplete;
     finish(r, s->completed ? "stop" : s->incomplete ? "length" : "");
@@ -270,47 +289,6 @@ static void end_of_event(reading *r, int64_t now) {
   }
   r->over |= s->end || s->completed || s->incomplete || s->failed;
   begin_text(r);
-}
-
-/* same returns how many bytes at the beginning of both are equal. */
-static size_t same(const char *a, const char *b, size_t n) {
-  size_t i = 0;
-  for (uint64_t v, w; i + 8 <= n; i += 8) {
-    memcpy(&v, a + i, 8);
-    memcpy(&w, b + i, 8);
-    if (v != w) return i + (size_t)__builtin_ctzll(v ^ w) / 8; /* little-endian, see before */
-  }
-  while (i < n && a[i] == b[i]) i++;
-  return i;
-}
-
-/* read_known reads the beginning of an event that an earlier one had too, and returns its
- * length. */
-static size_t read_known(reading *r, const char *p, size_t n) {
-  beginning *k = &r->known;
-  if (k->n && n >= k->n && memcmp(p, k->text, k->n) == 0) {
-    r->json = k->json;
-    r->now = k->seen;
-    return k->n;
-  }
-  size_t known = same(p, k->text, n < k->length ? n : k->length);
-  if (known < LEAST_KNOWN) {
-    k->n = 0;
-    k->length = n < KNOWN ? n : KNOWN;
-    memcpy(k->text, p, k->length);
-    return 0;
-  }
-  json_read(&r->json, p, known, found, r);
-  k->json = r->json;
-  k->seen = r->now;
-  return k->n = k->length = known;
-}
-
-/* read_data reads some of a line of an event's data, or its whole. */
-static void read_data(reading *r, const char *p, size_t n, bool whole) {
-  size_t known = r->fresh && whole ? read_known(r, p, n) : 0;
-  r->fresh = false;
-  json_read(&r->json, p + known, n - known, found, r);
 }
 
 /* end_of_line handles a CR or an LF. An empty line ends an event. */
@@ -328,20 +306,60 @@ static void begin_of_line(reading *r, char c, int64_t now) {
   r->now.data |= r->line == DATA;
 }
 
+/* read_some reads one byte of p at least, and at most to the end of a line. It returns what is
+ * left. */
+static const char *read_some(reading *r, const char *p, const char *stop, int64_t now) {
+  bool rest_of_end = r->after_cr && *p == '\n';
+  r->after_cr = r->between = false;
+  if (rest_of_end) return p + 1;
+  if (r->line < DATA) {
+    begin_of_line(r, *p++, now);
+    return p;
+  }
+  const char *end = p + before(p, (size_t)(stop - p), '\n', '\r');
+  if (r->line == DATA) json_read(&r->json, p, (size_t)(end - p), found, r);
+  if (end < stop) end_of_line(r, *end++, now);
+  return end;
+}
+
+/* learn makes an event the known one, if it was only a token. Its beginning ends where the text of
+ * its answer begins, and its end begins there where the text ends. */
+static void learn(reading *r, const char *event, const char *stop) {
+  known *k = &r->known;
+  if (!r->answer || k->tries == TRIES) return;
+  k->tries++;
+  const char *rest = r->answer + before_end_of_text(r->answer, (size_t)(stop - r->answer));
+  bool fits = rest > r->answer && *rest == '"' && r->answer - event <= KNOWN && stop - rest <= KNOWN;
+  k->beginning_n = fits ? (size_t)(r->answer - event) : 0;
+  k->end_n = fits ? (size_t)(stop - rest) : 0;
+  memcpy(k->beginning, event, k->beginning_n);
+  memcpy(k->end, rest, k->end_n);
+}
+
+/* read_known reads an event that is like the known one, and returns its length. Of another one it
+ * reads nothing. */
+static size_t read_known(reading *r, const char *p, size_t n, int64_t now) {
+  known *k = &r->known;
+  if (!k->beginning_n || n < k->beginning_n || memcmp(p, k->beginning, k->beginning_n) != 0) return 0;
+  size_t text = before_end_of_text(p + k->beginning_n, n - k->beginning_n), rest = k->beginning_n + text;
+  if (text == 0 || n - rest < k->end_n || memcmp(p + rest, k->end, k->end_n) != 0) return 0;
+  k->tries = 0;
+  token(r, now);
+  return rest + k->end_n;
+}
+
 static void read_events(reading *r, const char *p, size_t n, int64_t now) {
-  for (const char *stop = p + n; p < stop;) {
-    bool rest_of_end = r->after_cr && *p == '\n';
-    r->after_cr = false;
-    if (rest_of_end) {
-      p++;
-    } else if (r->line < DATA) {
-      begin_of_line(r, *p++, now);
-    } else {
-      size_t some = before(p, (size_t)(stop - p), '\n', '\r');
-      if (r->line == DATA) read_data(r, p, some, p + some < stop);
-      p += some;
-      if (p < stop) end_of_line(r, *p++, now);
+  const char *stop = p + n, *event = NULL; /* where the event begins, if it begins here */
+  while (p < stop) {
+    if (r->between) {
+      size_t known = read_known(r, p, (size_t)(stop - p), now);
+      event = p += known;
+      if (known) continue;
     }
+    p = read_some(r, p, stop, now);
+    if (!r->between || !event) continue;
+    learn(r, event, p);
+    event = NULL;
   }
 }
 
@@ -401,7 +419,7 @@ static size_t put_events(text *t, const reading *r) {
   int n = snprintf(s, sizeof s, "%lld %lld %lld %lld %d %s ", (long long)r->tokens, (long long)r->bytes, (long long)r->first,
                    (long long)r->last, r->marked, r->finish[0] ? r->finish : "-");
   put(&all, s, (size_t)n);
-  for (int i = 0; r->gaps && i < CLASSES; i++) {
+  for (int i = r->least; r->gaps && i <= r->most; i++) {
     if (!r->gaps[i]) continue;
     n = snprintf(gap, sizeof gap, "%d:%u,", i, r->gaps[i]);
     put(&all, gap, (size_t)n);
