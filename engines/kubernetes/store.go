@@ -51,11 +51,8 @@ func (s *watchStore[T]) list(now time.Time) []T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := make([]T, 0, len(s.items))
-	for name, item := range s.items {
-		if w, ok := s.ownWrites[name]; ok && w.replaced == item.GetResourceVersion() {
-			item = w.object
-		}
-		all = append(all, item)
+	for name := range s.items {
+		all = append(all, s.latestLocked(name, now))
 	}
 	for name, w := range s.ownWrites {
 		switch item, there := s.items[name]; {
@@ -72,6 +69,11 @@ func (s *watchStore[T]) list(now time.Time) []T {
 func (s *watchStore[T]) get(name string, now time.Time) T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.latestLocked(name, now)
+}
+
+// latestLocked is get for a caller that holds s.mu.
+func (s *watchStore[T]) latestLocked(name string, now time.Time) T {
 	item, there := s.items[name]
 	version := ""
 	if there {

@@ -6,8 +6,10 @@ import (
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
@@ -60,5 +62,27 @@ func TestObjectsThatMayOnlyBeListed(t *testing.T) {
 	<-ended
 	if n := logs.FilterMessage("Kubernetes operation recovered").Len(); n != 1 || logs.Len() != 2 {
 		t.Errorf("%d recovered: %v", n, logs.All())
+	}
+}
+
+// TestAnOldOwnWriteIsForgotten: a write that the watch has not shown for long is forgotten, however
+// the object is read.
+func TestAnOldOwnWriteIsForgotten(t *testing.T) {
+	version := func(v string) *batchv1.Job {
+		return &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "j", ResourceVersion: v}}
+	}
+	store := newWatchStore[*batchv1.Job](func() {})
+	if err := store.Replace([]any{version("1")}, ""); err != nil {
+		t.Fatal(err)
+	}
+	written := time.Now()
+	store.recordWrite(version("2"), "1", written)
+	for i, after := range []time.Duration{0, ownWriteLifetime, ownWriteLifetime + 1} {
+		want := []string{"2", "2", "1"}[i]
+		now := written.Add(after)
+		got, all := store.get("j", now), store.list(now)
+		if got.ResourceVersion != want || all[0].ResourceVersion != want {
+			t.Errorf("after %v: get has version %s, list %s, want %s", after, got.ResourceVersion, all[0].ResourceVersion, want)
+		}
 	}
 }
