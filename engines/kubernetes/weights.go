@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -132,25 +131,19 @@ func (w Weights) container() corev1.Container {
 	}
 }
 
-// loaders is what reconcileWeights knows of the Jobs that load weights, by their names.
-type loaders struct {
-	// loaded are those that have ended well.
-	loaded map[string]bool
-	// failed says why one could not be made, or not be removed to be made again.
-	failed map[string]error
-}
+// weightsWrite is the name of the write that makes or removes a Job.
+func weightsWrite(job string) string { return "weights " + job }
 
-// reconcileWeights makes the Jobs that the wanted models need, and removes those that no model
-// needs. It removes none if keep is true, because models of which it does not know the weights may
-// need them. The error is about Jobs that no model needs.
-func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted, keep bool, now time.Time) (loaders, error) {
-	all := loaders{map[string]bool{}, map[string]error{}}
+// reconcileWeights adds the writes that make the Jobs which the wanted models need, and that remove
+// those that no model needs. It removes none if keep is true, because models of which it does not
+// know the weights may need them. It returns the Jobs that have ended well.
+func (c *cluster) reconcileWeights(writes map[string]write, models map[string]wanted, keep bool, now time.Time) (loaded map[string]bool) {
+	loaded = map[string]bool{}
 	if !c.jobs.hasSynced() {
-		return all, nil
+		return loaded
 	}
 	needed := c.neededWeights(models)
-	c.enlargeClaims(ctx, needed, now)
-	var errs []error
+	sizes := claimSizes(needed)
 	for _, j := range c.jobs.list(now) {
 		w, known := needed[j.Name]
 		condition, since := jobEnd(j)
@@ -159,27 +152,29 @@ func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted
 		case condition == batchv1.JobComplete && w != nil && c.hasLost(*w, j):
 			remove = true
 		case condition == batchv1.JobComplete:
-			all.loaded[j.Name] = true
+			loaded[j.Name] = true
 		case condition == batchv1.JobFailed && now.Sub(since) >= loaderRetry:
 			remove = remove || known
 		case w != nil && j.Annotations[annotationLoader] != w.loaderHash():
 			remove = true // what has changed may be what lets it end well
 		}
-		if remove && c.isLeader() && j.DeletionTimestamp == nil {
-			if err := c.deleteJob(ctx, j); known {
-				all.failed[j.Name] = err
-			} else {
-				errs = append(errs, err)
-			}
+		if remove && j.DeletionTimestamp == nil {
+			writes[weightsWrite(j.Name)] = func(ctx context.Context) (bool, error) { return false, c.deleteJob(ctx, j) }
 		}
 		delete(needed, j.Name)
 	}
+	making := map[string]bool{} // the claims of Jobs that are being made
 	for name, w := range needed {
-		if w != nil && c.isLeader() && ctx.Err() == nil {
-			all.failed[name] = c.createLoader(ctx, name, *w)
+		if w == nil {
+			continue
+		}
+		making[w.Claim] = true
+		if !c.writers.isRunning(enlarge(w.Claim)) { // its answer would be about the claim of before
+			writes[weightsWrite(name)] = func(ctx context.Context) (bool, error) { return false, c.createLoader(ctx, name, *w) }
 		}
 	}
-	return all, errors.Join(errs...)
+	c.enlargeClaims(writes, sizes, making, now)
+	return loaded
 }
 
 // neededWeights returns the weights of the models by the names of their Jobs. They are nil if no
