@@ -124,6 +124,8 @@ func (c *cluster) removeLeases(writes map[string]write) {
 	leases := c.client.CoordinationV1().Leases(c.location.namespace)
 	for _, name := range c.peers.expired() {
 		writes["lease "+name] = func(ctx context.Context) (bool, error) {
+			ctx, cancel := context.WithTimeout(ctx, callTimeout)
+			defer cancel()
 			return false, ignoreNotFound(leases.Delete(ctx, name, metav1.DeleteOptions{}))
 		}
 	}

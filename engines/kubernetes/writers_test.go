@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -142,6 +143,36 @@ func TestU16_ManyHangingWritesLeavePlaces(t *testing.T) {
 		time.Sleep(time.Minute + 10*time.Second)
 		if !api.has(late) {
 			t.Error("the last model has no Deployment")
+		}
+	})
+}
+
+// silentAPI answers no call.
+type silentAPI struct{}
+
+func (silentAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+// TestALeaseIsNotRemovedForEver: the API does not answer the removal of the lease of a gateway that
+// is long dead. The call ends, and the operator is told.
+func TestALeaseIsNotRemovedForEver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, err := newCluster(Config{}.withDefaults(), location{namespace: "n"}, &rest.Config{Transport: silentAPI{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.peers.known = map[string]peer{"dead": {lastChanged: time.Now()}}
+		c.peers.ownSeen = time.Now().Add(time.Hour)
+		writes := map[string]write{}
+		c.removeLeases(writes)
+		if len(writes) != 1 {
+			t.Fatalf("%d writes", len(writes))
+		}
+		if _, err := writes["lease dead"](context.Background()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
 		}
 	})
 }
