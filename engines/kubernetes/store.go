@@ -183,8 +183,23 @@ func watchObjects(ctx context.Context, w watchTarget, s cache.ReflectorStore, to
 	}
 }
 
+// watchPause is the shortest time between the beginnings of two watches of the same objects.
+const watchPause = 500 * time.Millisecond
+
+// PaceWatches keeps a pause between the beginnings of the watches of a source. client-go makes none
+// while the API answers each watch with 410, which means that its version is too old.
+func PaceWatches(source *cache.ListWatch) {
+	begin, last := source.WatchFuncWithContext, time.Time{}
+	source.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		pause(ctx, watchPause-time.Since(last))
+		last = time.Now()
+		return begin(ctx, o)
+	}
+}
+
 // newReflector returns what keeps the store up to date with the source. kind is an empty object.
-func newReflector(resource string, source cache.ListerWatcher, kind any, s cache.ReflectorStore) *cache.Reflector {
+func newReflector(resource string, source *cache.ListWatch, kind any, s cache.ReflectorStore) *cache.Reflector {
+	PaceWatches(source)
 	return cache.NewReflectorWithOptions(source, kind, s, cache.ReflectorOptions{
 		Name: resource,
 		// The default back-off suits thousands of clients that reconnect to one API server. An
