@@ -63,6 +63,9 @@ func (r modelReconciler) applyBudget(ctx context.Context) error {
 	made, err := c.client.PolicyV1().PodDisruptionBudgets(c.location.namespace).Patch(ctx, want.Name, types.ApplyPatchType, data,
 		metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
 	if err == nil {
+		err = keptLabels(made, want.Labels)
+	}
+	if err == nil {
 		c.budgets.recordWrite(made, version, time.Now())
 		r.memory.appliedBudget = specVersionOf(made)
 		c.Log.Info("PodDisruptionBudget applied", zap.String("model", r.model.Name), zap.String("budget", want.Name))

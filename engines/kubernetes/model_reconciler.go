@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -154,10 +155,28 @@ func (r modelReconciler) create(ctx context.Context, count int) error {
 		made, err = r.reclaim(ctx, d, err)
 	}
 	if err == nil {
+		err = keptLabels(made, r.cluster.modelLabels(r.model.Name))
+	}
+	if err == nil {
 		r.cluster.storeOf(d).recordWrite(made, "", time.Now())
 		r.memory.applied[made.Name] = appliedDeployment{specVersion: specVersionOf(made)}
 	}
 	return err
+}
+
+// keptLabels returns an error if the cluster has taken labels from what it was given. The watches
+// show only objects that have them.
+func keptLabels(made metav1.Object, want map[string]string) error {
+	var taken []string
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if made.GetLabels()[name] != want[name] {
+			taken = append(taken, name)
+		}
+	}
+	if taken == nil {
+		return nil
+	}
+	return fmt.Errorf("the cluster takes labels from %s that Sluice finds it by, such as by an admission webhook: %s", made.GetName(), strings.Join(taken, ", "))
 }
 
 // deployment returns the Deployment of this name, or nil.

@@ -93,8 +93,11 @@ func (r modelReconciler) reclaim(ctx context.Context, d *appsv1.Deployment, exis
 	if found.DeletionTimestamp != nil || !own {
 		return nil, exists
 	}
-	c.Log.Warn("Deployment claimed again, because somebody else had changed its labels", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
-	return r.applyOver(ctx, found)
+	made, err := r.applyOver(ctx, found)
+	if err == nil && keptLabels(made, c.modelLabels(r.model.Name)) == nil {
+		c.Log.Warn("Deployment claimed again, because somebody else had changed its labels", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
+	}
+	return made, err
 }
 
 // applyOver applies the current Deployment over the version that exists.

@@ -220,9 +220,16 @@ func (c *cluster) createLoader(ctx context.Context, name string, w Weights) erro
 		return err
 	}
 	job.Annotations[annotationClaim] = string(uid)
-	made, err := c.client.BatchV1().Jobs(c.location.namespace).Create(ctx, job, options)
+	jobs := c.client.BatchV1().Jobs(c.location.namespace)
+	made, err := jobs.Create(ctx, job, options)
 	if apierrors.IsAlreadyExists(err) {
-		return nil // The watch will show it.
+		if made, err = jobs.Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return ignoreNotFound(err)
+		}
+		return keptLabels(made, c.labels()) // The watch will show it.
+	}
+	if err == nil {
+		err = keptLabels(made, c.labels())
 	}
 	if err == nil {
 		c.jobs.recordWrite(made, "", time.Now())

@@ -19,34 +19,49 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// hangingAPI answers each call with what was sent. The admission webhook of some Deployments
-// answers none of its calls.
-type hangingAPI struct {
+// echoAPI answers each call with what was sent.
+type echoAPI struct {
+	// hangs says for which models the admission webhook of Deployments answers no call. Nil means
+	// none.
 	hangs func(model string) bool
+	// strips is a resource whose objects lose their labels to an admission webhook.
+	strips string
 
 	mu sync.Mutex
 	// made holds the models that have a Deployment. Guarded by mu.
 	made map[string]bool
+	// calls counts the calls by method and resource. Guarded by mu.
+	calls map[string]int
 }
 
-func (a *hangingAPI) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Method == http.MethodGet {
+func (a *echoAPI) RoundTrip(r *http.Request) (*http.Response, error) {
+	a.mu.Lock()
+	a.calls[r.Method+" "+resourceOf(r)]++
+	a.mu.Unlock()
+	switch r.Method {
+	case http.MethodGet:
 		return answer(r, http.StatusNotFound, []byte(`{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}`)), nil
+	case http.MethodDelete:
+		return answer(r, http.StatusOK, []byte(`{"kind": "Status", "apiVersion": "v1", "status": "Success"}`)), nil
 	}
 	var object map[string]any
 	if err := json.NewDecoder(r.Body).Decode(&object); err != nil {
 		return nil, fmt.Errorf("%s %s: %w", r.Method, r.URL, err)
 	}
 	meta, _ := object["metadata"].(map[string]any)
-	if annotations, _ := meta["annotations"].(map[string]any); strings.HasSuffix(r.URL.Path, "/deployments") {
+	if annotations, _ := meta["annotations"].(map[string]any); resourceOf(r) == "deployments" {
 		model, _ := annotations[annotationModel].(string)
-		if a.hangs(model) {
+		if a.hangs != nil && a.hangs(model) {
 			return slowWebhook{}.RoundTrip(r)
 		}
 		a.mu.Lock()
 		a.made[model] = true
 		a.mu.Unlock()
 	}
+	if resourceOf(r) == a.strips {
+		delete(meta, "labels")
+	}
+	meta["namespace"] = "n"
 	meta["uid"], meta["resourceVersion"], meta["generation"] = "u", "1", 1
 	data, err := json.Marshal(object)
 	return answer(r, http.StatusOK, data), err
@@ -56,11 +71,22 @@ func answer(r *http.Request, code int, body []byte) *http.Response {
 	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), Request: r}
 }
 
-func (a *hangingAPI) has(model string) bool {
+// resourceOf returns the resource of a call: /apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE.
+func resourceOf(r *http.Request) string { return strings.Split(r.URL.Path, "/")[6] }
+
+func (a *echoAPI) has(model string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.made[model]
 }
+
+func (a *echoAPI) count(call string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.calls[call]
+}
+
+func newEchoAPI() *echoAPI { return &echoAPI{made: map[string]bool{}, calls: map[string]int{}} }
 
 // leaderOver returns a cluster whose leader reconciles the models over the API until the test ends.
 func leaderOver(t *testing.T, api http.RoundTripper, models ...Model) *cluster {
@@ -112,7 +138,8 @@ func TestU16_AWebhookThatHangsDelaysOnlyItsModels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		models := hashedModels(4)
 		healthy := models[3].Name
-		api := &hangingAPI{made: map[string]bool{}, hangs: func(model string) bool { return model != healthy }}
+		api := newEchoAPI()
+		api.hangs = func(model string) bool { return model != healthy }
 		c := leaderOver(t, api, models...)
 		time.Sleep(5 * time.Second)
 		if !api.has(healthy) {
@@ -138,7 +165,8 @@ func TestU16_ManyHangingWritesLeavePlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		models := hashedModels(2*maxWriters + 1)
 		late := models[len(models)-1].Name
-		api := &hangingAPI{made: map[string]bool{}, hangs: func(model string) bool { return model != late }}
+		api := newEchoAPI()
+		api.hangs = func(model string) bool { return model != late }
 		leaderOver(t, api, models...)
 		time.Sleep(time.Minute + 10*time.Second)
 		if !api.has(late) {
@@ -175,4 +203,35 @@ func TestALeaseIsNotRemovedForEver(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestU16_AWebhookThatTakesLabelsIsTold: an admission webhook takes the labels from what Sluice
+// makes. Without them no watch shows the object. Sluice does not remove what it has made, tries
+// again as seldom as after any error, and the operator reads why.
+func TestU16_AWebhookThatTakesLabelsIsTold(t *testing.T) {
+	t.Parallel()
+	for _, resource := range []string{"deployments", "poddisruptionbudgets", "jobs"} {
+		t.Run(resource, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				api := newEchoAPI()
+				api.strips = resource
+				m := engine("m", 1)
+				if resource == "jobs" {
+					m.Weights = &Weights{Claim: "c", Path: "/w", Link: "l", Image: "sluice:1", Repository: "r"}
+				}
+				c := leaderOver(t, api, m)
+				time.Sleep(time.Minute)
+				if n := api.count("DELETE " + resource); n > 0 {
+					t.Errorf("%d removed", n)
+				}
+				if n := api.count("POST "+resource) + api.count("PATCH "+resource); n > 60 {
+					t.Errorf("%d writes within a minute", n)
+				}
+				if why := c.blockedModels()["m"]; !strings.Contains(why, labelInstall) || !strings.Contains(why, "webhook") {
+					t.Errorf("the operator reads %q", why)
+				}
+			})
+		})
+	}
 }
