@@ -176,7 +176,8 @@ func keptLabels(made metav1.Object, want map[string]string) error {
 	if taken == nil {
 		return nil
 	}
-	return fmt.Errorf("the cluster takes labels from %s that Sluice finds it by, such as by an admission webhook: %s", made.GetName(), strings.Join(taken, ", "))
+	return fmt.Errorf("the cluster, such as an admission webhook, takes labels from %s by which Sluice finds it: %s",
+		made.GetName(), strings.Join(taken, ", "))
 }
 
 // deployment returns the Deployment of this name, or nil.

@@ -95,7 +95,8 @@ func (r modelReconciler) reclaim(ctx context.Context, d *appsv1.Deployment, exis
 	}
 	made, err := r.applyOver(ctx, found)
 	if err == nil && keptLabels(made, c.modelLabels(r.model.Name)) == nil {
-		c.Log.Warn("Deployment claimed again, because somebody else had changed its labels", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
+		c.Log.Warn("Deployment claimed again, because somebody else had changed its labels",
+			zap.String("model", r.model.Name), zap.String("deployment", d.Name))
 	}
 	return made, err
 }
