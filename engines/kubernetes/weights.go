@@ -143,10 +143,10 @@ func (c *cluster) reconcileWeights(writes map[string]write, models map[string]wa
 		return loaded
 	}
 	needed := c.neededWeights(models)
-	sizes := claimSizes(needed)
+	sizes, pods := claimSizes(needed), c.pods.list(now)
 	for _, j := range c.jobs.list(now) {
 		w, known := needed[j.Name]
-		condition, since := jobEnd(j)
+		condition, since := loaderEnd(j, newestLoader(pods, j.Name))
 		remove := !known && !keep
 		switch {
 		case condition == batchv1.JobComplete && w != nil && c.hasLost(*w, j):
@@ -194,6 +194,24 @@ func (in install) neededWeights(models map[string]wanted) map[string]*Weights {
 		}
 	}
 	return needed
+}
+
+// loaderEnd returns how and when a Job or its loader has ended, as jobEnd does. pod is the newest
+// pod of the Job, or nil. A Job goes on as long as another container of its pod runs, such as one
+// that an admission webhook has added.
+func loaderEnd(j *batchv1.Job, pod *corev1.Pod) (batchv1.JobConditionType, time.Time) {
+	if condition, since := jobEnd(j); condition != "" || pod == nil || hasFinished(pod) || pod.DeletionTimestamp != nil {
+		return condition, since
+	}
+	loader := containerStatus(pod.Status.ContainerStatuses, roleLoader)
+	if loader == nil || loader.State.Terminated == nil {
+		return "", time.Time{}
+	}
+	end := loader.State.Terminated
+	if end.ExitCode == 0 {
+		return batchv1.JobComplete, end.FinishedAt.Time
+	}
+	return batchv1.JobFailed, end.FinishedAt.Time
 }
 
 // jobEnd returns how and when a Job has ended: JobComplete, JobFailed, or "" if it has not.
