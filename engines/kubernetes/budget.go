@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	appsv1 "k8s.io/api/apps/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,7 +48,7 @@ func (r modelReconciler) applyBudget(ctx context.Context) error {
 	b, version := c.budgets.get(want.Name, r.now), ""
 	if b != nil {
 		labelled := labels.SelectorFromSet(want.Labels).Matches(labels.Set(b.Labels))
-		sound := reflect.DeepEqual(b.Spec, want.Spec) || c.appliedBudgets[b.Name] == specVersionOf(b)
+		sound := reflect.DeepEqual(b.Spec, want.Spec) || r.memory.appliedBudget == specVersionOf(b)
 		if labelled && sound && slices.EqualFunc(b.OwnerReferences, want.OwnerReferences, sameOwner) {
 			return nil
 		}
@@ -64,30 +63,30 @@ func (r modelReconciler) applyBudget(ctx context.Context) error {
 	made, err := c.client.PolicyV1().PodDisruptionBudgets(c.location.namespace).Patch(ctx, want.Name, types.ApplyPatchType, data,
 		metav1.PatchOptions{FieldManager: fieldManager, Force: new(true)})
 	if err == nil {
+		err = keptLabels(made, want.Labels)
+	}
+	if err == nil {
 		c.budgets.recordWrite(made, version, time.Now())
-		c.appliedBudgets[made.Name] = specVersionOf(made)
+		r.memory.appliedBudget = specVersionOf(made)
 		c.Log.Info("PodDisruptionBudget applied", zap.String("model", r.model.Name), zap.String("budget", want.Name))
 	}
 	return err
 }
 
-// removeBudgets deletes the budgets of models that are neither wanted nor have Deployments.
-func (c *cluster) removeBudgets(ctx context.Context, models map[string]wanted, deployments map[string][]*appsv1.Deployment,
-	frozen map[string]bool, partial bool) error {
+// removeBudgets deletes the budgets of a model that is not wanted and has no Deployments.
+func (r modelReconciler) removeBudgets(ctx context.Context) error {
+	if r.model.manifest != nil || len(r.deployments) > 0 {
+		return nil
+	}
 	var errs []error
-	for _, b := range c.budgets.list(time.Now()) {
-		hash := b.Labels[labelModel]
-		if models[hash].manifest != nil || frozen[hash] || partial || len(deployments[hash]) > 0 || b.DeletionTimestamp != nil {
+	for _, b := range r.budgets {
+		if b.DeletionTimestamp != nil {
 			continue
 		}
-		if !c.isLeader() || ctx.Err() != nil {
-			break
-		}
 		call, cancel := context.WithTimeout(ctx, callTimeout)
-		err := c.client.PolicyV1().PodDisruptionBudgets(b.Namespace).Delete(call, b.Name,
+		err := r.cluster.client.PolicyV1().PodDisruptionBudgets(b.Namespace).Delete(call, b.Name,
 			metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &b.UID}})
 		cancel()
-		delete(c.appliedBudgets, b.Name)
 		if !apierrors.IsConflict(err) {
 			errs = append(errs, ignoreNotFound(err))
 		}

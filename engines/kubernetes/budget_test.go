@@ -46,10 +46,11 @@ func TestU16_ABudgetThatTheClusterChangesIsWrittenOnce(t *testing.T) {
 	if m.manifest, err = c.manifest(m.Model); err != nil {
 		t.Fatal(err)
 	}
+	known := new(memory)
 	apply := func(times int) {
 		t.Helper()
 		for range times {
-			if err := (modelReconciler{cluster: c, model: m, now: time.Now()}).applyBudget(t.Context()); err != nil {
+			if err := (modelReconciler{cluster: c, model: m, memory: known, now: time.Now()}).applyBudget(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -90,7 +91,7 @@ func TestU16_ABudgetOfManyIsFoundAtOnce(t *testing.T) {
 		if err := c.budgets.Replace(budgets, ""); err != nil {
 			t.Fatal(err)
 		}
-		r := modelReconciler{cluster: c, model: m, now: time.Now()}
+		r := modelReconciler{cluster: c, model: m, memory: new(memory), now: time.Now()}
 		return testing.AllocsPerRun(100, func() {
 			if err := r.applyBudget(t.Context()); err != nil {
 				t.Fatal(err)

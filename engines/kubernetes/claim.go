@@ -3,8 +3,6 @@ package kubernetes
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -52,7 +50,9 @@ func (c *cluster) createClaim(ctx context.Context, w Weights, options metav1.Cre
 	if w.Size == 0 {
 		return "", nil
 	}
+	c.mu.Lock()
 	delete(c.claims, w.Claim) // the last check no longer holds
+	c.mu.Unlock()
 	claims := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace)
 	made, err := claims.Create(ctx, c.claim(w), options)
 	if err == nil {
@@ -71,42 +71,58 @@ func (c *cluster) createClaim(ctx context.Context, w Weights, options metav1.Cre
 // hasLost reports whether the claim into which a Job has fetched the weights is gone. Another claim
 // may have its name.
 func (c *cluster) hasLost(w Weights, j *batchv1.Job) bool {
+	c.mu.Lock()
 	seen, into := c.claims[w.Claim], j.Annotations[annotationClaim]
+	c.mu.Unlock()
 	return w.Size > 0 && seen.answered && (seen.uid == "" || into != "" && into != string(seen.uid))
 }
 
-// enlargeClaims enlarges the claims that the launcher makes for these weights. An error becomes a
-// fault of the cluster, because the pods can still use the claim as it is.
-func (c *cluster) enlargeClaims(ctx context.Context, needed map[string]*Weights, now time.Time) {
+// claimSizes returns the sizes of the claims that the launcher makes for these weights.
+func claimSizes(needed map[string]*Weights) map[string]int64 {
 	sizes := map[string]int64{}
 	for _, w := range needed {
-		if w != nil && w.Size > 0 && c.isLeader() {
+		if w != nil && w.Size > 0 {
 			sizes[w.Claim] = max(sizes[w.Claim], w.Size)
 		}
 	}
-	for name := range c.claims {
-		if sizes[name] == 0 {
-			c.forgetClaim(name)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(sizes)) {
-		size, last := sizes[name], c.claims[name]
-		if last.size == size && now.Sub(last.at) < claimInterval {
+	return sizes
+}
+
+// enlargeClaims adds the writes that give the claims these sizes, except for those in making. An
+// error becomes a fault of the cluster, because the pods can still use the claim as it is.
+func (c *cluster) enlargeClaims(writes map[string]write, sizes map[string]int64, making map[string]bool, now time.Time) {
+	c.forgetClaims(sizes)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name, size := range sizes {
+		last := c.claims[name]
+		if making[name] || last.size == size && now.Sub(last.at) < claimInterval {
 			continue
 		}
-		uid, answered, err := c.enlargeClaim(ctx, name, size)
-		c.claims[name] = claimCheck{size, now, uid, answered}
-		c.health.set(enlarge(name), err)
+		writes[enlarge(name)] = func(ctx context.Context) (bool, error) {
+			uid, answered, err := c.enlargeClaim(ctx, name, size)
+			c.mu.Lock()
+			c.claims[name] = claimCheck{size, now, uid, answered}
+			c.mu.Unlock()
+			c.health.set(enlarge(name), err)
+			return false, nil
+		}
 	}
 }
 
-// enlarge is how a fault names the enlargement of a claim.
+// enlarge is how a fault and a write name the enlargement of a claim.
 func enlarge(claim string) string { return "enlarge the claim " + claim }
 
-// forgetClaim ends the checks of a claim and clears their fault.
-func (c *cluster) forgetClaim(name string) {
-	delete(c.claims, name)
-	c.health.clear(enlarge(name))
+// forgetClaims ends the checks of all other claims and clears their faults.
+func (c *cluster) forgetClaims(other map[string]int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name := range c.claims {
+		if other[name] == 0 {
+			delete(c.claims, name)
+			c.health.clear(enlarge(name))
+		}
+	}
 }
 
 // enlargeClaim enlarges a claim that is smaller than size bytes, and returns its UID. Kubernetes

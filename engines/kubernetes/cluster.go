@@ -91,16 +91,12 @@ type cluster struct {
 	// startBases holds, by pod, how many ends of its engine do not count as failed starts. Only
 	// observeLoop uses it.
 	startBases map[types.UID]int
-	// needsRoomSince holds, by model hash, since when a pod cannot be scheduled. Only reconcileLoop
-	// uses it.
-	needsRoomSince map[string]time.Time
-	// applied holds what this gateway has applied last, by Deployment. Only reconcileLoop uses it.
-	applied map[string]appliedDeployment
-	// appliedBudgets holds, by name, what writes of this gateway have made of budgets. Only
-	// reconcileLoop uses it.
-	appliedBudgets map[string]specVersion
-	// claims holds, by name, the claims whose size this gateway checks. Only reconcileLoop uses it.
+	// claims holds, by name, the claims whose size this gateway checks. Guarded by mu.
 	claims map[string]claimCheck
+	// memories holds what this gateway remembers of models, by model hash. Only reconcileLoop uses
+	// the map.
+	memories map[string]*memory
+	writers  *writers
 }
 
 // wanted is a model with its Deployment. If manifest is nil, the model is faulty or frozen and its
@@ -140,9 +136,10 @@ func newCluster(c Config, at location, to *rest.Config) (*cluster, error) {
 		groupsAPI: groups.Resource(groupsResource()).Namespace(at.namespace),
 		Config:    c, install: install{name: c.Name, drainTimeout: c.DrainTimeout}, location: at,
 		client: client, observeSignal: make(chan struct{}, 1), reconcileSignal: make(chan struct{}, 1), health: newHealth(c.Log),
-		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{}, needsRoomSince: map[string]time.Time{},
-		applied: map[string]appliedDeployment{}, appliedBudgets: map[string]specVersion{}, claims: map[string]claimCheck{},
+		peers: &peers{lifetime: missedRenewals * c.Renew}, drains: map[string]podDrain{},
+		claims: map[string]claimCheck{}, memories: map[string]*memory{},
 	}
+	k.writers = newWriters(k.isLeader, func() { signal(k.reconcileSignal) })
 	onEvent := func() { signal(k.observeSignal) }
 	k.deployments = newWatchStore[*appsv1.Deployment](onEvent)
 	k.groupSets = newWatchStore[*appsv1.Deployment](onEvent)

@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"go.uber.org/zap"
@@ -24,12 +23,11 @@ func drainMark(p *corev1.Pod) string {
 	return p.Annotations[annotationDraining]
 }
 
-// endPods ends the deleted pods that have no requests any more. Without it, they would serve for
-// the whole grace period, which is as long as a request may take. It does not matter who has
+// endPods adds the writes that end the deleted pods without requests. Without it, they would serve
+// for the whole grace period, which is as long as a request may take. It does not matter who has
 // deleted a pod: the ReplicaSet, an eviction, or an operator. ending is true while a deleted pod
 // still has requests.
-func (c *cluster) endPods(ctx context.Context, deployments map[string][]*appsv1.Deployment, now time.Time) (ending bool, err error) {
-	var errs []error
+func (c *cluster) endPods(writes map[string]write, deployments map[string][]*appsv1.Deployment, now time.Time) (ending bool) {
 	timeouts := map[string]time.Duration{}
 	for _, all := range deployments {
 		for _, d := range all {
@@ -53,11 +51,11 @@ func (c *cluster) endPods(ctx context.Context, deployments map[string][]*appsv1.
 		} else {
 			mayEnd = c.mayEndPod(p, others, timeout, now)
 		}
-		if mayEnd && c.isLeader() && ctx.Err() == nil {
-			errs = append(errs, c.endPod(ctx, p))
+		if mayEnd {
+			writes["pod "+p.Name] = func(ctx context.Context) (bool, error) { return false, c.endPod(ctx, p) }
 		}
 	}
-	return ending, errors.Join(errs...)
+	return ending
 }
 
 // podsByName returns the pods by their names.

@@ -82,6 +82,9 @@ func (c *cluster) loaders(pods []*corev1.Pod) []engines.Replica {
 		if p == nil || p.Status.Phase == corev1.PodSucceeded {
 			continue
 		}
+		if condition, _ := loaderEnd(new(batchv1.Job), p); condition == batchv1.JobComplete {
+			continue
+		}
 		r := engines.Replica{ID: p.Name, Model: m.Name, Launcher: engines.Kubernetes, Node: p.Spec.NodeName}
 		r.State, r.Reason, r.Since = stateOf(p, containerStatus(p.Status.ContainerStatuses, roleLoader))
 		if fetch, ok := fetches[p.Name]; ok && (r.State == engines.Ready || r.State == engines.Starting) {

@@ -6,13 +6,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,21 +25,38 @@ import (
 type modelReconciler struct {
 	cluster *cluster
 	// model is zero if the model is no longer wanted.
-	model   wanted
-	loaders loaders
-	// deployments are the model's Deployments. pods holds the pods of all Deployments by name.
+	model  wanted
+	memory *memory
+	// loaded holds the Jobs that have loaded weights.
+	loaded map[string]bool
+	// deployments and budgets are the model's. pods holds the pods of all Deployments by name.
 	deployments []*appsv1.Deployment
+	budgets     []*policyv1.PodDisruptionBudget
 	pods        map[string][]*corev1.Pod
 	now         time.Time
 }
 
-// reconcile plans and executes the actions for the model with this hash.
-func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool, err error) {
-	if w := r.model.Weights; w != nil && r.model.manifest != nil && r.model.Desired > 0 {
-		if name := r.cluster.jobName(*w); !r.loaders.loaded[name] {
-			return false, r.loaders.failed[name] // What runs goes on until the new weights are there.
-		}
+// memory is what the leader remembers of a model. Only the model's reconciliation uses it.
+type memory struct {
+	// needsRoomSince is since when a pod cannot be scheduled, or zero.
+	needsRoomSince time.Time
+	// applied holds what this gateway has applied last, by Deployment.
+	applied map[string]appliedDeployment
+	// appliedBudget is what a write of this gateway has made of the budget.
+	appliedBudget specVersion
+}
+
+// waitsForWeights reports whether pods of the model may be made only when its weights are there.
+func (w wanted) waitsForWeights() bool {
+	return w.Weights != nil && w.manifest != nil && w.Desired > 0
+}
+
+// reconcile plans and executes the actions for the model.
+func (r modelReconciler) reconcile(ctx context.Context) (soon bool, err error) {
+	if r.model.waitsForWeights() && !r.loaded[r.cluster.jobName(*r.model.Weights)] {
+		return false, nil // What runs goes on until the new weights are there.
 	}
+	maps.DeleteFunc(r.memory.applied, func(name string, _ appliedDeployment) bool { return r.deployment(name) == nil })
 	if r.model.workers != nil {
 		if err := r.cluster.groupsUsable(); err != nil {
 			return false, err
@@ -46,7 +66,7 @@ func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool,
 	if r.model.manifest != nil {
 		want = target{current: r.model.manifest.Name, desired: r.model.Desired}
 	}
-	if since, waits := r.cluster.needsRoomSince[hash]; waits {
+	if since := r.memory.needsRoomSince; !since.IsZero() {
 		want.makeRoom = r.now.Sub(since) >= makeRoomAfter
 	}
 	var all []deployment
@@ -57,10 +77,10 @@ func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool,
 	}
 	slices.SortFunc(all, func(a, b deployment) int { return a.created.Compare(b.created) })
 	actions, needsRoom := plan(want, all)
-	if _, waits := r.cluster.needsRoomSince[hash]; !needsRoom {
-		delete(r.cluster.needsRoomSince, hash)
-	} else if !waits {
-		r.cluster.needsRoomSince[hash] = r.now
+	if !needsRoom {
+		r.memory.needsRoomSince = time.Time{}
+	} else if r.memory.needsRoomSince.IsZero() {
+		r.memory.needsRoomSince = r.now
 	}
 	for _, a := range actions {
 		if !r.cluster.isLeader() || ctx.Err() != nil {
@@ -70,7 +90,10 @@ func (r modelReconciler) reconcile(ctx context.Context, hash string) (soon bool,
 			return true, fmt.Errorf("%s %s%s: %w", a.kind, a.deployment, podSuffix(a), err)
 		}
 	}
-	if err := errors.Join(r.updateMetadata(ctx), r.applyBudget(ctx)); err != nil {
+	if !r.cluster.isLeader() {
+		return soon, nil
+	}
+	if err := errors.Join(r.updateMetadata(ctx), r.applyBudget(ctx), r.removeBudgets(ctx)); err != nil {
 		return true, err
 	}
 	again, err := r.repair(ctx)
@@ -132,10 +155,29 @@ func (r modelReconciler) create(ctx context.Context, count int) error {
 		made, err = r.reclaim(ctx, d, err)
 	}
 	if err == nil {
+		err = keptLabels(made, r.cluster.modelLabels(r.model.Name))
+	}
+	if err == nil {
 		r.cluster.storeOf(d).recordWrite(made, "", time.Now())
-		r.cluster.applied[made.Name] = appliedDeployment{specVersion: specVersionOf(made)}
+		r.memory.applied[made.Name] = appliedDeployment{specVersion: specVersionOf(made)}
 	}
 	return err
+}
+
+// keptLabels returns an error if the cluster has taken labels from what it was given. The watches
+// show only objects that have them.
+func keptLabels(made metav1.Object, want map[string]string) error {
+	var taken []string
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if made.GetLabels()[name] != want[name] {
+			taken = append(taken, name)
+		}
+	}
+	if taken == nil {
+		return nil
+	}
+	return fmt.Errorf("the cluster, such as an admission webhook, takes labels from %s by which Sluice finds it: %s",
+		made.GetName(), strings.Join(taken, ", "))
 }
 
 // deployment returns the Deployment of this name, or nil.
@@ -159,7 +201,7 @@ func (r modelReconciler) patchDeployment(ctx context.Context, name string, patch
 	changed, err := r.cluster.patchWorkload(ctx, d, types.MergePatchType, data)
 	if err == nil {
 		r.cluster.storeOf(d).recordWrite(changed, d.ResourceVersion, time.Now())
-		r.cluster.keepApplied(d, changed)
+		r.memory.keepApplied(d, changed)
 	}
 	return err
 }

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -10,6 +11,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -33,14 +35,13 @@ func (c *cluster) mayWrite() bool {
 
 // reconcileLoop reconciles while this gateway is the leader, until ctx ends.
 func (c *cluster) reconcileLoop(ctx context.Context) {
+	defer c.writers.all.Wait()
 	for ctx.Err() == nil {
 		next := resyncInterval
 		if !c.isLeader() {
 			c.health.clear("write") // The errors now concern another gateway.
 			c.setWriteErrors(nil)
-			for name := range c.claims {
-				c.forgetClaim(name)
-			}
+			c.forgetClaims(nil)
 		} else if c.mayWrite() {
 			soon, err := c.reconcile(ctx)
 			if soon {
@@ -62,41 +63,72 @@ func (c *cluster) reconcileLoop(ctx context.Context) {
 // if it must run again soon although nothing changes.
 func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 	now := time.Now()
-	var errs []error
-	leases := c.client.CoordinationV1().Leases(c.location.namespace)
-	for _, name := range c.peers.expired() {
-		err := leases.Delete(ctx, name, metav1.DeleteOptions{})
-		errs = append(errs, ignoreNotFound(err))
-	}
 	models, frozen, partial := c.modelsByHash()
-	pods := c.podsByDeployment(now)
-	deployments := map[string][]*appsv1.Deployment{} // by model hash
-	names := map[string]bool{}
-	for _, d := range c.workloads(now) {
-		names[d.Name] = true
-		hash := d.Labels[labelModel]
-		deployments[hash] = append(deployments[hash], d)
+	unwanted := func(hash string) {
 		if _, known := models[hash]; !known && !frozen[hash] && !partial {
 			models[hash] = wanted{}
 		}
 	}
-	maps.DeleteFunc(c.applied, func(name string, _ appliedDeployment) bool { return !names[name] })
-	loaders, err := c.reconcileWeights(ctx, models, partial || len(frozen) > 0, now)
-	errs = append(errs, err)
-	writeErrors := map[string]string{}
-	for _, hash := range slices.Sorted(maps.Keys(models)) {
-		r := modelReconciler{cluster: c, model: models[hash], loaders: loaders, deployments: deployments[hash], pods: pods, now: now}
-		again, err := r.reconcile(ctx, hash)
-		soon = soon || again
-		errs = append(errs, err)
-		if name := models[hash].Name; err != nil && name != "" { // a model that is not wanted has no name
-			writeErrors[name] = err.Error()
+	pods := c.podsByDeployment(now)
+	deployments := map[string][]*appsv1.Deployment{} // by model hash
+	for _, d := range c.workloads(now) {
+		hash := d.Labels[labelModel]
+		deployments[hash] = append(deployments[hash], d)
+		unwanted(hash)
+	}
+	budgets := map[string][]*policyv1.PodDisruptionBudget{} // by model hash
+	for _, b := range c.budgets.list(now) {
+		hash := b.Labels[labelModel]
+		budgets[hash] = append(budgets[hash], b)
+		unwanted(hash)
+	}
+	writes := map[string]write{}
+	c.removeLeases(writes)
+	loaded := c.reconcileWeights(writes, models, partial || len(frozen) > 0, now)
+	maps.DeleteFunc(c.memories, func(hash string, _ *memory) bool { _, known := models[hash]; return !known })
+	for hash, m := range models {
+		if c.memories[hash] == nil {
+			c.memories[hash] = &memory{applied: map[string]appliedDeployment{}}
+		}
+		writes["model "+hash] = modelReconciler{cluster: c, model: m, memory: c.memories[hash], loaded: loaded,
+			deployments: deployments[hash], budgets: budgets[hash], pods: pods, now: now}.reconcile
+	}
+	ending := c.endPods(writes, deployments, now)
+	results := c.writers.run(ctx, writes)
+	c.setWriteErrors(c.errorsByModel(models, results))
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(results)) {
+		soon = soon || results[name].soon
+		errs = append(errs, results[name].err)
+	}
+	return soon || ending, errors.Join(errs...)
+}
+
+// errorsByModel returns the errors of the last writes for the wanted models.
+func (c *cluster) errorsByModel(models map[string]wanted, results map[string]written) map[string]string {
+	all := map[string]string{}
+	for hash, m := range models {
+		err := results["model "+hash].err
+		if m.waitsForWeights() {
+			err = cmp.Or(err, results[weightsWrite(c.jobName(*m.Weights))].err)
+		}
+		if err != nil && m.Name != "" { // a model that is not wanted has no name
+			all[m.Name] = err.Error()
 		}
 	}
-	c.setWriteErrors(writeErrors)
-	ending, err := c.endPods(ctx, deployments, now)
-	errs = append(errs, err, c.removeBudgets(ctx, models, deployments, frozen, partial))
-	return soon || ending, errors.Join(errs...)
+	return all
+}
+
+// removeLeases adds the writes that remove the leases of gateways that are long dead.
+func (c *cluster) removeLeases(writes map[string]write) {
+	leases := c.client.CoordinationV1().Leases(c.location.namespace)
+	for _, name := range c.peers.expired() {
+		writes["lease "+name] = func(ctx context.Context) (bool, error) {
+			ctx, cancel := context.WithTimeout(ctx, callTimeout)
+			defer cancel()
+			return false, ignoreNotFound(leases.Delete(ctx, name, metav1.DeleteOptions{}))
+		}
+	}
 }
 
 // setWriteErrors replaces the errors of this gateway's last writes.

@@ -37,10 +37,10 @@ type appliedDeployment struct {
 
 // keepApplied remembers that a write of Sluice changed a Deployment from one version to another, if
 // the former had the spec that Sluice wants.
-func (c *cluster) keepApplied(from, to *appsv1.Deployment) {
-	if a := c.applied[from.Name]; a.specVersion == specVersionOf(from) {
+func (m *memory) keepApplied(from, to *appsv1.Deployment) {
+	if a := m.applied[from.Name]; a.specVersion == specVersionOf(from) {
 		a.generation = to.Generation
-		c.applied[from.Name] = a
+		m.applied[from.Name] = a
 	}
 }
 
@@ -54,7 +54,7 @@ func (r modelReconciler) repair(ctx context.Context) (again bool, err error) {
 	if d == nil || d.DeletionTimestamp != nil {
 		return false, nil
 	}
-	before := c.applied[d.Name]
+	before := r.memory.applied[d.Name]
 	switch {
 	case before.specVersion == specVersionOf(d):
 		return false, nil
@@ -76,7 +76,7 @@ func (r modelReconciler) repair(ctx context.Context) (again bool, err error) {
 		after.repaired = r.now
 		c.Log.Warn("Deployment repaired, because somebody else had changed it", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
 	}
-	c.applied[d.Name] = after
+	r.memory.applied[d.Name] = after
 	return false, nil
 }
 
@@ -93,8 +93,12 @@ func (r modelReconciler) reclaim(ctx context.Context, d *appsv1.Deployment, exis
 	if found.DeletionTimestamp != nil || !own {
 		return nil, exists
 	}
-	c.Log.Warn("Deployment claimed again, because somebody else had changed its labels", zap.String("model", r.model.Name), zap.String("deployment", d.Name))
-	return r.applyOver(ctx, found)
+	made, err := r.applyOver(ctx, found)
+	if err == nil && keptLabels(made, c.modelLabels(r.model.Name)) == nil {
+		c.Log.Warn("Deployment claimed again, because somebody else had changed its labels",
+			zap.String("model", r.model.Name), zap.String("deployment", d.Name))
+	}
+	return made, err
 }
 
 // applyOver applies the current Deployment over the version that exists.

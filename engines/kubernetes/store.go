@@ -51,11 +51,8 @@ func (s *watchStore[T]) list(now time.Time) []T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := make([]T, 0, len(s.items))
-	for name, item := range s.items {
-		if w, ok := s.ownWrites[name]; ok && w.replaced == item.GetResourceVersion() {
-			item = w.object
-		}
-		all = append(all, item)
+	for name := range s.items {
+		all = append(all, s.latestLocked(name, now))
 	}
 	for name, w := range s.ownWrites {
 		switch item, there := s.items[name]; {
@@ -72,6 +69,11 @@ func (s *watchStore[T]) list(now time.Time) []T {
 func (s *watchStore[T]) get(name string, now time.Time) T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.latestLocked(name, now)
+}
+
+// latestLocked is get for a caller that holds s.mu.
+func (s *watchStore[T]) latestLocked(name string, now time.Time) T {
 	item, there := s.items[name]
 	version := ""
 	if there {
@@ -181,8 +183,23 @@ func watchObjects(ctx context.Context, w watchTarget, s cache.ReflectorStore, to
 	}
 }
 
+// watchPause is the shortest time between the beginnings of two watches of the same objects.
+const watchPause = 500 * time.Millisecond
+
+// PaceWatches keeps a pause between the beginnings of the watches of a source. client-go makes none
+// while the API answers each watch with 410, which means that its version is too old.
+func PaceWatches(source *cache.ListWatch) {
+	begin, last := source.WatchFuncWithContext, time.Time{}
+	source.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		pause(ctx, watchPause-time.Since(last))
+		last = time.Now()
+		return begin(ctx, o)
+	}
+}
+
 // newReflector returns what keeps the store up to date with the source. kind is an empty object.
-func newReflector(resource string, source cache.ListerWatcher, kind any, s cache.ReflectorStore) *cache.Reflector {
+func newReflector(resource string, source *cache.ListWatch, kind any, s cache.ReflectorStore) *cache.Reflector {
+	PaceWatches(source)
 	return cache.NewReflectorWithOptions(source, kind, s, cache.ReflectorOptions{
 		Name: resource,
 		// The default back-off suits thousands of clients that reconnect to one API server. An

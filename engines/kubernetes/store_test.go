@@ -6,10 +6,18 @@ import (
 	"net/http/httptest"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
@@ -61,4 +69,55 @@ func TestObjectsThatMayOnlyBeListed(t *testing.T) {
 	if n := logs.FilterMessage("Kubernetes operation recovered").Len(); n != 1 || logs.Len() != 2 {
 		t.Errorf("%d recovered: %v", n, logs.All())
 	}
+}
+
+// TestAnOldOwnWriteIsForgotten: a write that the watch has not shown for long is forgotten, however
+// the object is read.
+func TestAnOldOwnWriteIsForgotten(t *testing.T) {
+	version := func(v string) *batchv1.Job {
+		return &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "j", ResourceVersion: v}}
+	}
+	store := newWatchStore[*batchv1.Job](func() {})
+	if err := store.Replace([]any{version("1")}, ""); err != nil {
+		t.Fatal(err)
+	}
+	written := time.Now()
+	store.recordWrite(version("2"), "1", written)
+	for i, after := range []time.Duration{0, ownWriteLifetime, ownWriteLifetime + 1} {
+		want := []string{"2", "2", "1"}[i]
+		now := written.Add(after)
+		got, all := store.get("j", now), store.list(now)
+		if got.ResourceVersion != want || all[0].ResourceVersion != want {
+			t.Errorf("after %v: get has version %s, list %s, want %s", after, got.ResourceVersion, all[0].ResourceVersion, want)
+		}
+	}
+}
+
+// TestWatchesThatAreTooOldHavePauses: the API answers each watch with 410, which says that its
+// version is too old. The gateway goes on with pauses.
+func TestWatchesThatAreTooOldHavePauses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const enough = 20
+		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
+		watches, began := 0, time.Now()
+		source := &cache.ListWatch{
+			ListWithContextFunc: func(context.Context, metav1.ListOptions) (runtime.Object, error) {
+				return &batchv1.JobList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}, nil
+			},
+			WatchFuncWithContext: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+				if watches++; watches == enough {
+					stop()
+				}
+				return nil, apierrors.NewResourceExpired("too old resource version")
+			},
+		}
+		reflector := newReflector("jobs", source, &batchv1.Job{}, newWatchStore[*batchv1.Job](func() {}))
+		for ctx.Err() == nil {
+			_ = reflector.ListAndWatchWithContext(ctx)
+		}
+		if took := time.Since(began); took < (enough-1)*watchPause {
+			t.Errorf("%d watches within %v", enough, took)
+		}
+	})
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -132,54 +131,50 @@ func (w Weights) container() corev1.Container {
 	}
 }
 
-// loaders is what reconcileWeights knows of the Jobs that load weights, by their names.
-type loaders struct {
-	// loaded are those that have ended well.
-	loaded map[string]bool
-	// failed says why one could not be made, or not be removed to be made again.
-	failed map[string]error
-}
+// weightsWrite is the name of the write that makes or removes a Job.
+func weightsWrite(job string) string { return "weights " + job }
 
-// reconcileWeights makes the Jobs that the wanted models need, and removes those that no model
-// needs. It removes none if keep is true, because models of which it does not know the weights may
-// need them. The error is about Jobs that no model needs.
-func (c *cluster) reconcileWeights(ctx context.Context, models map[string]wanted, keep bool, now time.Time) (loaders, error) {
-	all := loaders{map[string]bool{}, map[string]error{}}
+// reconcileWeights adds the writes that make the Jobs which the wanted models need, and that remove
+// those that no model needs. It removes none if keep is true, because models of which it does not
+// know the weights may need them. It returns the Jobs that have ended well.
+func (c *cluster) reconcileWeights(writes map[string]write, models map[string]wanted, keep bool, now time.Time) (loaded map[string]bool) {
+	loaded = map[string]bool{}
 	if !c.jobs.hasSynced() {
-		return all, nil
+		return loaded
 	}
 	needed := c.neededWeights(models)
-	c.enlargeClaims(ctx, needed, now)
-	var errs []error
+	sizes, pods := claimSizes(needed), c.pods.list(now)
 	for _, j := range c.jobs.list(now) {
 		w, known := needed[j.Name]
-		condition, since := jobEnd(j)
+		condition, since := loaderEnd(j, newestLoader(pods, j.Name))
 		remove := !known && !keep
 		switch {
 		case condition == batchv1.JobComplete && w != nil && c.hasLost(*w, j):
 			remove = true
 		case condition == batchv1.JobComplete:
-			all.loaded[j.Name] = true
+			loaded[j.Name] = true
 		case condition == batchv1.JobFailed && now.Sub(since) >= loaderRetry:
 			remove = remove || known
 		case w != nil && j.Annotations[annotationLoader] != w.loaderHash():
 			remove = true // what has changed may be what lets it end well
 		}
-		if remove && c.isLeader() && j.DeletionTimestamp == nil {
-			if err := c.deleteJob(ctx, j); known {
-				all.failed[j.Name] = err
-			} else {
-				errs = append(errs, err)
-			}
+		if remove && j.DeletionTimestamp == nil {
+			writes[weightsWrite(j.Name)] = func(ctx context.Context) (bool, error) { return false, c.deleteJob(ctx, j) }
 		}
 		delete(needed, j.Name)
 	}
+	making := map[string]bool{} // the claims of Jobs that are being made
 	for name, w := range needed {
-		if w != nil && c.isLeader() && ctx.Err() == nil {
-			all.failed[name] = c.createLoader(ctx, name, *w)
+		if w == nil {
+			continue
+		}
+		making[w.Claim] = true
+		if !c.writers.isRunning(enlarge(w.Claim)) { // its answer would be about the claim of before
+			writes[weightsWrite(name)] = func(ctx context.Context) (bool, error) { return false, c.createLoader(ctx, name, *w) }
 		}
 	}
-	return all, errors.Join(errs...)
+	c.enlargeClaims(writes, sizes, making, now)
+	return loaded
 }
 
 // neededWeights returns the weights of the models by the names of their Jobs. They are nil if no
@@ -199,6 +194,24 @@ func (in install) neededWeights(models map[string]wanted) map[string]*Weights {
 		}
 	}
 	return needed
+}
+
+// loaderEnd returns how and when a Job or its loader has ended, as jobEnd does. pod is the newest
+// pod of the Job, or nil. A Job goes on as long as another container of its pod runs, such as one
+// that an admission webhook has added.
+func loaderEnd(j *batchv1.Job, pod *corev1.Pod) (batchv1.JobConditionType, time.Time) {
+	if condition, since := jobEnd(j); condition != "" || pod == nil || hasFinished(pod) || pod.DeletionTimestamp != nil {
+		return condition, since
+	}
+	loader := containerStatus(pod.Status.ContainerStatuses, roleLoader)
+	if loader == nil || loader.State.Terminated == nil {
+		return "", time.Time{}
+	}
+	end := loader.State.Terminated
+	if end.ExitCode == 0 {
+		return batchv1.JobComplete, end.FinishedAt.Time
+	}
+	return batchv1.JobFailed, end.FinishedAt.Time
 }
 
 // jobEnd returns how and when a Job has ended: JobComplete, JobFailed, or "" if it has not.
@@ -225,9 +238,16 @@ func (c *cluster) createLoader(ctx context.Context, name string, w Weights) erro
 		return err
 	}
 	job.Annotations[annotationClaim] = string(uid)
-	made, err := c.client.BatchV1().Jobs(c.location.namespace).Create(ctx, job, options)
+	jobs := c.client.BatchV1().Jobs(c.location.namespace)
+	made, err := jobs.Create(ctx, job, options)
 	if apierrors.IsAlreadyExists(err) {
-		return nil // The watch will show it.
+		if made, err = jobs.Get(ctx, name, metav1.GetOptions{}); err != nil {
+			return ignoreNotFound(err)
+		}
+		return keptLabels(made, c.labels()) // The watch will show it.
+	}
+	if err == nil {
+		err = keptLabels(made, c.labels())
 	}
 	if err == nil {
 		c.jobs.recordWrite(made, "", time.Now())

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -10,6 +11,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/internal/weights"
@@ -158,4 +160,51 @@ func TestU14_JobEnd(t *testing.T) {
 	if condition, _ := jobEnd(&batchv1.Job{}); condition != "" {
 		t.Errorf("a Job that runs: %s", condition)
 	}
+}
+
+// TestU14_ALoaderBesideAnotherContainer: an admission webhook has added a container to the pod of a
+// loader. The Job does not end while that container runs. The model begins when its loader has
+// ended well, and the Job is made again when its loader has failed.
+func TestU14_ALoaderBesideAnotherContainer(t *testing.T) {
+	now := time.Now()
+	w := Weights{Repository: "org/model"}
+	for name, tt := range map[string]struct {
+		state           corev1.ContainerState
+		loaded, removed bool
+		shown           int
+	}{
+		"runs":          {state: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}, shown: 1},
+		"ended well":    {state: terminated(0, now), loaded: true},
+		"failed now":    {state: terminated(1, now), shown: 1},
+		"failed before": {state: terminated(1, now.Add(-loaderRetry)), removed: true, shown: 1},
+	} {
+		c, err := newCluster(Config{}.withDefaults(), location{namespace: "n"}, &rest.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		j, err := c.loader(w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: j.Labels}, Spec: corev1.PodSpec{NodeName: "n"},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", ContainerStatuses: []corev1.ContainerStatus{
+				{Name: roleLoader, State: tt.state},
+				{Name: "proxy", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},
+			}}}
+		if err := errors.Join(c.jobs.Replace([]any{j}, ""), c.pods.Replace([]any{pod}, "")); err != nil {
+			t.Fatal(err)
+		}
+		m := wanted{Model: Model{Model: engines.Model{Name: "m", Desired: 1}, Weights: &w}}
+		c.wanted = []wanted{m}
+		writes := map[string]write{}
+		loaded := c.reconcileWeights(writes, map[string]wanted{modelHash("m"): m}, false, now)
+		shown := c.loaders([]*corev1.Pod{pod})
+		if loaded[j.Name] != tt.loaded || (writes[weightsWrite(j.Name)] != nil) != tt.removed || len(shown) != tt.shown {
+			t.Errorf("%s: loaded %v, written %v, shown %+v", name, loaded, writes, shown)
+		}
+	}
+}
+
+func terminated(code int32, at time.Time) corev1.ContainerState {
+	return corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: code, FinishedAt: metav1.NewTime(at)}}
 }

@@ -88,21 +88,23 @@ func (v *Verifier) verify(p *policy, token string, now time.Time, onBlock func()
 	if err != nil || len(parsed.Headers) != 1 {
 		return entry{}, fmt.Errorf("%w: it must be a JSON Web Token signed with RS256, ES256 or EdDSA", ErrInvalid)
 	}
+	id := parsed.Headers[0].KeyID
+	mayBeNew := func(err error) bool { return errors.Is(err, errUnsigned) || errors.Is(err, errUnnamed) && id != "" }
 	e, err := p.signed(parsed, now)
-	if !errors.Is(err, errUnsigned) {
+	if !mayBeNew(err) {
 		return e, err
 	}
-	if _, _, err := p.config.read(parsed, now); err != nil && p.keys != nil {
-		return e, errUnsigned // the token is invalid whatever key has signed it
+	if _, _, invalid := p.config.read(parsed, now); invalid != nil && p.keys != nil {
+		return e, err // the token is invalid whatever key has signed it
 	}
-	id := parsed.Headers[0].KeyID
 	fault := v.renew(id, onBlock) // a provider may use the id of a key again for a new one, or use no ids
 	if p = v.policy.Load(); p == nil || p.keys == nil {
 		return entry{}, ErrNoKeys
 	}
 	e, err = p.signed(parsed, now)
 	switch {
-	case !errors.Is(err, errUnsigned):
+	case !mayBeNew(err):
+	case errors.Is(fault, errUnsigned): // no key of this id, as the last reading has found
 	case fault != nil:
 		return entry{}, fault // the key may be a new one
 	default:

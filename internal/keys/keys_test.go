@@ -167,6 +167,26 @@ func TestB4_KeysInACluster(t *testing.T) {
 	}
 }
 
+// TestB4_TheClockOfOneNodeCounts: the clocks of the nodes of a cluster may differ. That of the node
+// with the uses of keys is asked.
+func TestB4_TheClockOfOneNodeCounts(t *testing.T) {
+	cluster := redistest.Cluster(t)
+	client, err := redis.NewClient(redis.Server{URL: redistest.URL(cluster...)}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	b := Redis(client, nil)
+	for range 30 {
+		if err := b.SaveUses(t.Context(), map[string]time.Time{"k": time.Now()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := redistest.AskedForTime(t, cluster); n != 1 {
+		t.Errorf("%d nodes were asked for the time", n)
+	}
+}
+
 func TestB4_TheFirstReadIsToldWithoutKeysToo(t *testing.T) {
 	told := 0
 	s := New(Config{Backend: File(filepath.Join(t.TempDir(), "keys.json")), Apply: func([]Key) { told++ }, Log: zap.NewNop()})

@@ -37,6 +37,9 @@ var (
 	//go:embed restore.lua
 	restoreLua    string
 	restoreScript = redis.NewScript(restoreLua)
+	// timeScript returns the time in seconds of the node with the key. The clocks of the nodes of a
+	// cluster may differ, and TIME alone may ask any of them.
+	timeScript = redis.NewScript("return tonumber(redis.call('TIME')[1])")
 )
 
 // rereadInterval is how often the keys are read although their version is the same. Gateways of
@@ -249,10 +252,11 @@ func (r *shared) LoadUses(ctx context.Context) (map[string]time.Time, error) {
 // SaveUses implements Backend. The clock of a gateway may be wrong, so uses are stored by that of
 // Redis. A use that lies ahead of it gives way: no later one would take its place.
 func (r *shared) SaveUses(ctx context.Context, uses map[string]time.Time) error {
-	now, err := r.client.Time(ctx).Result()
+	seconds, err := timeScript.Eval(ctx, r.client, []string{redisUses}).Int64()
 	if err != nil {
 		return err
 	}
+	now := time.Unix(seconds, 0)
 	wrong := time.Until(now).Round(time.Minute) // uses are known to the minute
 	add := redis.ZAddArgs{GT: true}
 	for key, at := range uses {

@@ -3,7 +3,9 @@ package keys
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,8 +100,9 @@ func (clockOff) DialHook(next goredis.DialHook) goredis.DialHook { return next }
 func (off clockOff) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
 	return func(ctx context.Context, cmd goredis.Cmder) error {
 		err := next(ctx, cmd)
-		if told, ok := cmd.(*goredis.TimeCmd); ok && err == nil {
-			told.SetVal(told.Val().Add(time.Duration(off)))
+		if told, ok := cmd.(*goredis.Cmd); ok && err == nil && strings.Contains(fmt.Sprint(told.Args()[1]), "TIME") {
+			seconds, _ := told.Int64()
+			told.SetVal(seconds + int64(time.Duration(off).Seconds()))
 		}
 		return err
 	}

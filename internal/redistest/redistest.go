@@ -244,3 +244,16 @@ func (s *Server) must(err error) {
 		s.t.Fatal(err)
 	}
 }
+
+// AskedForTime returns how many of the servers were asked for their time.
+func AskedForTime(t testing.TB, servers []*Server) (n int) {
+	t.Helper()
+	for _, s := range servers {
+		asked, err := s.Client().Info(t.Context(), "commandstats").Result()
+		s.must(err)
+		if strings.Contains(asked, "cmdstat_time:") {
+			n++
+		}
+	}
+	return n
+}

@@ -28,6 +28,9 @@ var (
 	//go:embed publish.lua
 	publishLua    string
 	publishScript = redis.NewScript(publishLua)
+	// timeScript returns the time in milliseconds of the node with the key. The clocks of the nodes
+	// of a cluster may differ, and TIME alone may ask any of them.
+	timeScript = redis.NewScript("local t = redis.call('TIME') return t[1] * 1000 + math.floor(t[2] / 1000)")
 )
 
 // remote is the state in Redis that gateways share.
@@ -103,7 +106,7 @@ func (r *remote) publish(ctx context.Context, p publication) (known bool, err er
 // writers returns the records of all writers, and Redis' time.
 func (r *remote) writers(ctx context.Context) (map[string]record, time.Time, error) {
 	pipe := r.client.Pipeline()
-	all, now := pipe.HGetAll(ctx, keyPrefix+"writers"), pipe.Time(ctx)
+	all, now := pipe.HGetAll(ctx, keyPrefix+"writers"), timeScript.Eval(ctx, pipe, []string{keyPrefix + "writers"})
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, time.Time{}, err
 	}
@@ -113,7 +116,8 @@ func (r *remote) writers(ctx context.Context) (map[string]record, time.Time, err
 			records[writer] = found
 		}
 	}
-	return records, now.Val(), nil
+	ms, err := now.Int64()
+	return records, time.UnixMilli(ms), err
 }
 
 // listing is what Redis tells of all writers at one moment.

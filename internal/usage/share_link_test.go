@@ -49,8 +49,9 @@ func (a ahead) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Process
 	return func(ctx context.Context, commands []redis.Cmder) error {
 		err := next(ctx, commands)
 		for _, c := range commands {
-			if told, ok := c.(*redis.TimeCmd); ok && err == nil {
-				told.SetVal(told.Val().Add(time.Duration(a)))
+			if told, ok := c.(*redis.Cmd); ok && err == nil { // timeScript is the only script in a pipeline
+				ms, _ := told.Int64()
+				told.SetVal(ms + time.Duration(a).Milliseconds())
 			}
 		}
 		return err

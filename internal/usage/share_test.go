@@ -352,3 +352,24 @@ func TestB3_ASmallerCountOutlivesAnOlderRedis(t *testing.T) {
 		t.Errorf("another gateway counts %+v, want 11", all)
 	}
 }
+
+// TestTheClockOfOneNodeCounts: the clocks of the nodes of a cluster may differ. That of the node
+// with the usage is asked.
+func TestTheClockOfOneNodeCounts(t *testing.T) {
+	cluster := redistest.Cluster(t)
+	options, err := redis.ParseURL(redistest.URL(cluster[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: []string{options.Addr}, IsClusterMode: true})
+	t.Cleanup(func() { client.Close() })
+	r := &remote{client: client}
+	for range 30 {
+		if _, now, err := r.writers(t.Context()); err != nil || time.Since(now).Abs() > time.Hour {
+			t.Fatal(now, err)
+		}
+	}
+	if n := redistest.AskedForTime(t, cluster); n != 1 {
+		t.Errorf("%d nodes were asked for the time", n)
+	}
+}

@@ -19,6 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
+
+	"github.com/sluice-gateway/sluice/engines/kubernetes"
 )
 
 // store holds the objects of one kind as last read. A reflector of client-go fills it. The content
@@ -65,6 +67,7 @@ func (w *Watcher) watchKind(ctx context.Context, api objectClient, s *store) {
 			return events, err
 		},
 	}
+	kubernetes.PaceWatches(calls)
 	cache.NewReflectorWithOptions(calls, &unstructured.Unstructured{}, s, cache.ReflectorOptions{
 		Name:            "custom",
 		TypeDescription: string(s.kind),

@@ -556,6 +556,9 @@ func TestE2E_B11_TheChartRefuses(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
 		"{replica: 2}":                                                       "additional properties 'replica' not allowed",
+		"{config: null}":                                                     "missing property 'config'",
+		"{envoys: null, tls: null}":                                          "missing properties 'tls', 'envoys'",
+		"{image: {repository: null}}":                                        "'/image': missing property 'repository'",
 		"{replicas: two}":                                                    "'/replicas': got string, want integer",
 		"{configKind: Foo}":                                                  "'/configKind': value must be one of 'ConfigMap', 'Secret'",
 		"{service: {port: 99999}}":                                           "'/service/port': maximum",
