@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/sluice-gateway/sluice/internal/elsewhere"
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
@@ -235,9 +236,7 @@ func staticCluster(name, socket string, protocol *httpv3.HttpProtocolOptions) (*
 		Name:                 name,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:       durationpb.New(connectTimeout),
-		CircuitBreakers: &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{
-			unlimitedThresholds(corev3.RoutingPriority_DEFAULT), unlimitedThresholds(corev3.RoutingPriority_HIGH),
-		}},
+		CircuitBreakers:      elsewhere.UnlimitedBreakers(corev3.RoutingPriority_DEFAULT, corev3.RoutingPriority_HIGH),
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
 			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options,
 		},
@@ -250,19 +249,6 @@ func staticCluster(name, socket string, protocol *httpv3.HttpProtocolOptions) (*
 			}},
 		},
 	}, nil
-}
-
-// unlimitedThresholds lifts the limit of 1024 connections and requests that Envoy gives every
-// cluster.
-func unlimitedThresholds(priority corev3.RoutingPriority) *clusterv3.CircuitBreakers_Thresholds {
-	limit := wrapperspb.UInt32(math.MaxUint32)
-	return &clusterv3.CircuitBreakers_Thresholds{
-		Priority:           priority,
-		MaxConnections:     limit,
-		MaxPendingRequests: limit,
-		MaxRequests:        limit,
-		MaxRetries:         limit,
-	}
 }
 
 // pipe returns the address of a unix socket. mode 0 leaves its permissions alone.

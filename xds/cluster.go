@@ -1,7 +1,6 @@
 package xds
 
 import (
-	"math"
 	"time"
 
 	cluster "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
@@ -22,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/sluice-gateway/sluice/internal/elsewhere"
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
@@ -59,7 +59,7 @@ func newCluster(name string) *cluster.Cluster {
 			// Envoy never falls back to endpoints that are not healthy.
 			HealthyPanicThreshold: &percent.Percent{Value: 0},
 		},
-		CircuitBreakers:               unlimitedBreakers(),
+		CircuitBreakers:               elsewhere.UnlimitedBreakers(core.RoutingPriority_DEFAULT),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(engineBufferLimit),
 		UpstreamConnectionOptions:     &cluster.UpstreamConnectionOptions{TcpKeepalive: keepalive()},
 		TypedExtensionProtocolOptions: engineProtocol(nil, nil),
@@ -84,15 +84,6 @@ func replicaPolicy() *cluster.LoadBalancingPolicy {
 func lbPolicy(name string, m validatedMessage) *cluster.LoadBalancingPolicy {
 	return &cluster.LoadBalancingPolicy{Policies: []*cluster.LoadBalancingPolicy_Policy{{
 		TypedExtensionConfig: extension(name, m),
-	}}}
-}
-
-// unlimitedBreakers lifts Envoy's default limits of 1,024 connections and requests. Sluice's
-// admission limits the requests to a model, and a second limit that nobody set would be an outage.
-func unlimitedBreakers() *cluster.CircuitBreakers {
-	limit := wrapperspb.UInt32(math.MaxUint32)
-	return &cluster.CircuitBreakers{Thresholds: []*cluster.CircuitBreakers_Thresholds{{
-		MaxConnections: limit, MaxPendingRequests: limit, MaxRequests: limit, MaxRetries: limit,
 	}}}
 }
 

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/sluice-gateway/sluice/internal/elsewhere"
 	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
@@ -77,7 +78,7 @@ func ownCluster(name, socket string, protocol *upstreamhttp.HttpProtocolOptions,
 		Metadata:                      instanceMetadata(instance),
 		ClusterDiscoveryType:          &cluster.Cluster_Type{Type: cluster.Cluster_STATIC},
 		ConnectTimeout:                durationpb.New(ownConnectTimeout),
-		CircuitBreakers:               unlimitedBreakers(),
+		CircuitBreakers:               elsewhere.UnlimitedBreakers(core.RoutingPriority_DEFAULT),
 		PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": mustPack(protocol)},
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{

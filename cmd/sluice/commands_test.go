@@ -90,6 +90,16 @@ func TestO8_UnknownCommandsFail(t *testing.T) {
 	if _, err := execute(t, "models", "drian", "chat"); err == nil || err.Error() != `sluice models has no command "drian": use drain, restart, scale, undrain` {
 		t.Errorf("the error is %v", err)
 	}
+	for args, want := range map[string]string{
+		"frobnicate":      "sluice has no command \"frobnicate\": `sluice --help` lists the commands",
+		"statsu":          "sluice has no command \"statsu\": did you mean status? `sluice --help` lists the commands",
+		"statsu -o json":  "sluice has no command \"statsu\": did you mean status? `sluice --help` lists the commands",
+		"keys revok 1 -x": `sluice keys has no command "revok": use list, new, revoke`,
+	} {
+		if out, err := execute(t, strings.Fields(args)...); err == nil || err.Error() != want || out != "" {
+			t.Errorf("sluice %s: the error is %v, want %s; prints %q", args, err, want, out)
+		}
+	}
 	if out, err := execute(t, "keys"); err != nil || !strings.Contains(out, "Make, list and revoke API keys") {
 		t.Errorf("without a name: %v, %q", err, out)
 	}
@@ -214,7 +224,7 @@ func TestO8_UnknownHelpTopicsAndShellsFail(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
 		"completion nosuch":  `sluice completion has no command "nosuch": use bash, fish, powershell, zsh`,
-		"help nosuch":        `sluice has no command "nosuch": use `,
+		"help nosuch":        "sluice has no command \"nosuch\": `sluice --help` lists the commands",
 		"help models nosuch": `sluice models has no command "nosuch": use drain, restart, scale, undrain`,
 	} {
 		if out, err := execute(t, strings.Fields(args)...); err == nil || !strings.HasPrefix(err.Error(), want) || out != "" {
@@ -222,6 +232,7 @@ func TestO8_UnknownHelpTopicsAndShellsFail(t *testing.T) {
 		}
 	}
 	for args, want := range map[string]string{
+		"":              "sluice COMMAND\n\nAvailable Commands:",
 		"help":          "An LLM inference gateway around Envoy",
 		"help models":   "sluice models",
 		"help keys new": "--tenant",

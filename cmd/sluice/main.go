@@ -66,6 +66,9 @@ func newCommand() *cobra.Command {
 		},
 	}
 	root.SetFlagErrorFunc(explainFlag)
+	// The first line of a usage names the commands below a group already.
+	root.SetUsageTemplate(strings.Replace(root.UsageTemplate(), "{{if .HasAvailableSubCommands}}\n  {{.CommandPath}} [command]",
+		"{{if and .HasAvailableSubCommands (not .DisableFlagsInUseLine)}}\n  {{.CommandPath}} [command]", 1))
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.logLevel, "log-level", "", "debug, info, warn or error (default info; warn where a gateway's console is shown)")
 	flags.StringVar(&g.logFormat, "log-format", telemetry.FormatAuto, "json, console, or auto: console on a terminal and json elsewhere")
@@ -80,11 +83,12 @@ func newCommand() *cobra.Command {
 	root.InitDefaultCompletionCmd()
 	for _, c := range root.Commands() {
 		explainArgs(c)
-		refuseUnknown(c)
 		if c.Name() == "help" {
 			c.Run, c.RunE = nil, showHelp
 		}
 	}
+	refuseUnknown(root)
+	root.Args = cobra.ArbitraryArgs // else Cobra answers an unknown name
 	return root
 }
 
@@ -131,6 +135,9 @@ func explainArgs(c *cobra.Command) {
 // explainFlag returns an error of a flag that says what to do. The errors of pflag have those of
 // Go's parsers in them.
 func explainFlag(cmd *cobra.Command, err error) error {
+	if names := cmd.Flags().Args(); cmd.HasSubCommands() && len(names) > 0 { // the flag belongs to a command that is unknown
+		return unknownCommand(cmd, names[0])
+	}
 	value := new(pflag.InvalidValueError)
 	if !errors.As(err, &value) {
 		return fmt.Errorf("%w: `%s --help` lists the flags", err, cmd.CommandPath())
@@ -174,6 +181,14 @@ func refuseFile(cmd *cobra.Command, args []string) error {
 
 // unknownCommand is the error of a name below a command that has no such command.
 func unknownCommand(cmd *cobra.Command, name string) error {
+	if !cmd.HasParent() { // it has too many commands for a line
+		cmd.SuggestionsMinimumDistance = min(len(name)/2, 2)
+		meant := ""
+		if near := cmd.SuggestionsFor(name); len(near) > 0 && name != "" {
+			meant = "did you mean " + strings.Join(near, " or ") + "? "
+		}
+		return fmt.Errorf("%s has no command %q: %s`%s --help` lists the commands", cmd.CommandPath(), name, meant, cmd.CommandPath())
+	}
 	var names []string
 	for _, sub := range cmd.Commands() {
 		if !sub.Hidden {

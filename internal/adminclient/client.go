@@ -16,6 +16,8 @@ import (
 	"net/url"
 	"strings"
 	"time"
+
+	"github.com/sluice-gateway/sluice/internal/headers"
 )
 
 const (
@@ -23,8 +25,6 @@ const (
 	maxAnswer = 64 << 20
 	// defaultPatience is how long a GET waits for its answer.
 	defaultPatience = 30 * time.Second
-	// source is a header of answers to clients, which the admin listener does not send.
-	source = "x-sluice-source"
 )
 
 // Client calls the admin listener of a gateway.
@@ -151,7 +151,7 @@ func (c Client) send(ctx context.Context, method, path string, body any) (*http.
 		return nil, &UnreachableError{c.Address, err}
 	case resp.StatusCode >= http.StatusMultipleChoices:
 		defer resp.Body.Close() //nolint:errcheck // the body was read
-		if resp.Header.Get(source) != "" {
+		if resp.Header.Get(headers.Source) != "" { // the admin listener does not send it
 			return nil, fmt.Errorf("the listener for clients answers at %s: name the address of `admin` by --admin HOST:PORT", c.Address)
 		}
 		return nil, errorOf(resp)

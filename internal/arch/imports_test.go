@@ -25,7 +25,7 @@ var allowed = map[string]string{
 	"internal/raytest":          "internal/redistest internal/testutil",
 	"internal/scale":            "internal/predict",
 	"internal/carry":            "internal/dispatch internal/headers internal/lack internal/openai internal/request",
-	"internal/adminclient":      "",
+	"internal/adminclient":      "internal/headers",
 	"scripts/sbom":              "",
 	"scripts/licences":          "",
 	"internal/condition":        "internal/beat",

@@ -110,7 +110,7 @@ var types = []row{
 		"Ray does not answer or refuses calls, another gateway starts jobs of the same installation without sharing them, or Redis does not " +
 			"answer, by which gateways share them. Replicas that answer stay in use.", ""},
 	{ResourceRejected, Error, False, false,
-		"A custom resource has faults, or custom resources cannot be read.", ""},
+		"A custom resource has faults, or custom resources cannot be read or written.", ""},
 	{NameClash, Warning, False, false,
 		"A discovered server or a custom resource asks for a name that belongs to the configuration. It does not get the name.",
 		"Give one of them another name. A server that serves the very model of that name joins it with `join: true` at its entry of `upstreams`."},

@@ -104,8 +104,8 @@ type Config struct {
 	// own gateway.
 	Peers string `yaml:"peers" restart:"true" form:"listener"`
 	// TaskLease is how long a task from /schedule holds its lease without a call of /renew or
-	// /complete. A task does not expire while one of its own requests waits or runs, unless the
-	// gateway was killed meanwhile. Default 15m.
+	// /complete. A task does not expire while one of its own requests waits or runs, unless no
+	// gateway ran for longer than that. Default 15m.
 	TaskLease time.Duration `yaml:"task_lease" default:"15m" min:"1s"`
 	// TaskLifetime is how long a task lasts at most, however often it is renewed. After it the task
 	// is not found any more, and its capacity is free. Default 4h.

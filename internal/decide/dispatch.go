@@ -52,6 +52,7 @@ func (x *Exchange) sendNative(scan *openai.Request, body []byte, t *dispatch.Tic
 	a.setNative(t, scan, body, departure{waited, x.traceparent()})
 	a.Metadata = x.metadata(scan)
 	a.Metadata.setTicket(t)
+	a.Metadata.Task = x.head.task
 	return a
 }
 

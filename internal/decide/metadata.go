@@ -18,6 +18,8 @@ type Metadata struct {
 	// Lease is the id of the request's lease, and Tokens how many tokens it is estimated to cost.
 	// Both are empty if the gateway shares its state with no other gateway.
 	Lease, Tokens string
+	// Task is the id of the task of a native request. It is empty if there is none.
+	Task string
 	// Quota is what the tenant has left. It is zero if the tenant has no limits.
 	Quota admission.Quota
 	// Budget says which budgets of the caller are reached. It is empty if none is.
@@ -39,7 +41,7 @@ func (m *Metadata) setTicket(t *dispatch.Ticket) {
 func (m *Metadata) All(yield func(name, value string) bool) {
 	for _, v := range [...]Header{
 		{headers.MetadataTenant, m.Tenant}, {headers.MetadataKey, m.Key}, {headers.MetadataLease, m.Lease}, {headers.MetadataTokens, m.Tokens},
-		{headers.Budget, m.Budget}, {headers.MessagesRequestID, m.RequestID},
+		{headers.MetadataTask, m.Task}, {headers.Budget, m.Budget}, {headers.MessagesRequestID, m.RequestID},
 	} {
 		if (v.Value != "" || v.Name == headers.MetadataTenant) && !yield(v.Name, v.Value) {
 			return

@@ -242,7 +242,8 @@ func (l *estimator) cost(r Response, q estimate) int {
 }
 
 // outputOf returns the tokens of a response that no engine has counted: its counted events, or else
-// what its bytes suggest. Of a response in the background it is at least the estimate.
+// what its bytes suggest, up to the client's bound. Of a response in the background it is at least
+// the estimate.
 func (l *estimator) outputOf(r Response, q estimate) int {
 	if q.background {
 		return max(q.tokens.output, int(r.Completion))
@@ -252,7 +253,11 @@ func (l *estimator) outputOf(r Response, q estimate) int {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return int(float64(r.Bytes)/l.bytesLocked(r.Stream) + 0.5)
+	output := int(float64(r.Bytes)/l.bytesLocked(r.Stream) + 0.5)
+	if q.maxOutput > 0 {
+		output = min(output, q.maxOutput)
+	}
+	return output
 }
 
 // lengthShare is the share of the client's bound that an estimated output must reach to count as

@@ -44,6 +44,8 @@ type RecoveredRequest struct {
 	// Key is the name of the key that made the request; empty: none, or not known.
 	Key    string
 	Tokens int
+	// Task is the id of the task of the request; empty: it belongs to none.
+	Task string
 	// end is what is known of its end.
 	end recoveredEnd
 }
@@ -71,6 +73,9 @@ type recoveredRequest struct {
 	here    *atomic.Int64
 	// request is Envoy's id, empty until it is known.
 	request string
+	// leaveTask ends the claim of the task of the request, and its renewals. It is nil until the
+	// request is known.
+	leaveTask func()
 }
 
 // Recover counts the requests from before a restart that still run, by their location. A request at
@@ -208,7 +213,7 @@ func (d *Dispatcher) identifyLocked(r RecoveredRequest) bool {
 		i = len(held) - 1
 	}
 	before := held[i].lease
-	held[i].lease, held[i].request = d.recoverLease(r), r.Request
+	held[i].lease, held[i].request, held[i].leaveTask = d.recoverLease(r), r.Request, d.holdTask(r.Tenant, r.Task)
 	if before != nil {
 		before.Release()
 	}
@@ -334,6 +339,7 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	tokens, _ := strconv.Atoi(e.Metadata[headers.MetadataTokens]) // 0 if the entry has no metadata
 	r := RecoveredRequest{Location: Location{Model: e.Model, Address: e.Upstream, Cluster: e.Cluster}, Request: e.RequestID,
 		Tenant: e.Metadata[headers.MetadataTenant], Key: e.Metadata[headers.MetadataKey], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens,
+		Task: e.Metadata[headers.MetadataTask],
 		end: endOf(e)}
 	if e.Interim {
 		d.IdentifyRecovered(r)
@@ -359,6 +365,9 @@ func (d *Dispatcher) endOne(at Location, which func([]recoveredRequest) int) (on
 		d.recovered.held[at] = held
 	}
 	d.recovered.mu.Unlock()
+	if one.leaveTask != nil {
+		one.leaveTask()
+	}
 	one.counter.add(one.here, -1)
 	if one.lease != nil {
 		one.lease.Release()

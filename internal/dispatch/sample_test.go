@@ -117,6 +117,7 @@ func TestR3_CostOfAResponse(t *testing.T) {
 		"told":          {Response{Known: true, Prompt: 900, Completion: 50, Bytes: 1}, 900, 50, "stop"},
 		"counted":       {Response{Completion: 100, Bytes: 1, Stream: true}, 1000, 100, "length"},
 		"bytes":         {Response{Bytes: 4500, Stream: true}, 1000, 50, "stop"},
+		"many bytes":    {Response{Bytes: 90_000, Stream: true}, 1000, 100, "length"},
 		"nothing":       {Response{Failed: true}, 0, 0, ""},
 		"nobody waited": {Response{Failed: true, Abandoned: true}, 1000, 0, ""},
 	} {

@@ -213,7 +213,7 @@ func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 		release()
 		return nil, false
 	}
-	leave := d.keepTask(r.Tenant, r.Task)
+	leave := d.keepTask(r.Tenant, r.Task, d.renewalPause())
 	return func() {
 		leave()
 		end()
@@ -221,15 +221,15 @@ func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 	}, true
 }
 
-// holdTask claims and renews the task of a carried request, until leave is called. Only the first
-// call of leave has an effect. The claim may be lacking, because a carried request cannot be
-// refused.
+// holdTask claims and renews the task of a carried or recovered request, until leave is called. Only
+// the first call of leave has an effect. The claim may be lacking, because such a request cannot be
+// refused. The task is renewed at once, because nobody may have renewed it for a while.
 func (d *Dispatcher) holdTask(tenant, id string) (leave func()) {
 	if id == "" {
 		return func() {}
 	}
 	end, claimed := d.ids.claim(tenant, claimOfTask+id)
-	stop := d.keepTask(tenant, id)
+	stop := d.keepTask(tenant, id, 0)
 	return sync.OnceFunc(func() {
 		stop()
 		if claimed {
@@ -238,10 +238,11 @@ func (d *Dispatcher) holdTask(tenant, id string) (leave func()) {
 	})
 }
 
-// keepTask renews a task again and again, until leave is called or the task is over.
-func (d *Dispatcher) keepTask(tenant, id string) (leave func()) {
+// keepTask renews a task again and again, first after a pause, until leave is called or the task is
+// over.
+func (d *Dispatcher) keepTask(tenant, id string, pause time.Duration) (leave func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	timer := time.AfterFunc(d.renewalPause(), func() { d.renewUntil(ctx, tenant, id) })
+	timer := time.AfterFunc(pause, func() { d.renewUntil(ctx, tenant, id) })
 	return func() {
 		timer.Stop()
 		cancel()

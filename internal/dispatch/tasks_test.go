@@ -10,7 +10,9 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/openai"
+	"github.com/sluice-gateway/sluice/internal/request"
 )
 
 // pooled is a stage with the models a and b of one replica each, in the pool p.
@@ -241,6 +243,39 @@ func TestW6_ATaskLastsAsLongAsItsCarriedRequest(t *testing.T) {
 		s.must(t, sized(held.Task, 4)).Release()
 		time.Sleep(2 * time.Minute)
 		if _, ok, _ := s.Renew(t.Context(), "t", held.Task); ok {
+			t.Error("the task is renewed after its request")
+		}
+	})
+}
+
+// TestW6_ATaskLastsAsLongAsItsRecoveredRequest: Envoy carries a request of a task on while the
+// gateway is killed and started again. The log of Envoy names the task, which is then kept until the
+// request has ended.
+func TestW6_ATaskLastsAsLongAsItsRecoveredRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{})
+		s.put("m", replicas("a")...)
+		s.SetRules(Rules{TaskLease: time.Minute})
+		task := s.schedule(t, 10)
+		s.Recover(map[Location]int{{Model: "m", Address: "127.0.0.1:9000"}: 1})
+		entry := request.Entry{Log: headers.LogRequests, Interim: true, Model: "m", Upstream: "127.0.0.1:9000", RequestID: "1",
+			Metadata: map[string]string{headers.MetadataTenant: "t", headers.MetadataTask: task}}
+		time.Sleep(50 * time.Second) // the lease has almost expired
+		for range 2 {                // the log tells of the request again and again
+			s.ObserveRecovered(&entry)
+		}
+		if _, fault := s.Dispatch(t.Context(), sized(task, 4)); fault == nil || fault.Code != openai.CodeRequestIDConflict {
+			t.Errorf("a second request of the task: %v", fault)
+		}
+		time.Sleep(10 * time.Minute)
+		if _, ok, fault := s.Renew(t.Context(), "t", task); !ok || fault != nil {
+			t.Errorf("while the request runs: %v, %v", ok, fault)
+		}
+		entry.Interim, entry.Status = false, 200
+		s.ObserveRecovered(&entry)
+		s.must(t, sized(task, 4)).Release()
+		time.Sleep(2 * time.Minute)
+		if _, ok, _ := s.Renew(t.Context(), "t", task); ok {
 			t.Error("the task is renewed after its request")
 		}
 	})

@@ -69,15 +69,9 @@ func (c Cluster) Build() (*clusterv3.Cluster, error) {
 			return nil, err
 		}
 	}
-	limit := wrapperspb.UInt32(math.MaxUint32)
-	var thresholds []*clusterv3.CircuitBreakers_Thresholds
-	for _, priority := range []corev3.RoutingPriority{corev3.RoutingPriority_DEFAULT, corev3.RoutingPriority_HIGH} {
-		thresholds = append(thresholds, &clusterv3.CircuitBreakers_Thresholds{Priority: priority,
-			MaxConnections: limit, MaxPendingRequests: limit, MaxRequests: limit, MaxRetries: limit})
-	}
 	built := &clusterv3.Cluster{
 		Name: c.Name, DnsLookupFamily: clusterv3.Cluster_V4_PREFERRED, ConnectTimeout: durationpb.New(connectTimeout),
-		TransportSocket: socket, LoadBalancingPolicy: c.Policy, CircuitBreakers: &clusterv3.CircuitBreakers{Thresholds: thresholds},
+		TransportSocket: socket, LoadBalancingPolicy: c.Policy, CircuitBreakers: UnlimitedBreakers(corev3.RoutingPriority_DEFAULT, corev3.RoutingPriority_HIGH),
 		UpstreamConnectionOptions: &clusterv3.UpstreamConnectionOptions{TcpKeepalive: &corev3.TcpKeepalive{
 			KeepaliveTime: wrapperspb.UInt32(10), KeepaliveInterval: wrapperspb.UInt32(5), KeepaliveProbes: wrapperspb.UInt32(3)}},
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options},
@@ -96,6 +90,18 @@ func (c Cluster) Build() (*clusterv3.Cluster, error) {
 		built.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STRICT_DNS}
 	}
 	return built, nil
+}
+
+// UnlimitedBreakers lifts Envoy's default limits of 1,024 connections and requests for the requests
+// of these priorities. Sluice's admission limits the requests to a model, and a second limit that
+// nobody set would be an outage.
+func UnlimitedBreakers(priorities ...corev3.RoutingPriority) *clusterv3.CircuitBreakers {
+	limit, all := wrapperspb.UInt32(math.MaxUint32), new(clusterv3.CircuitBreakers)
+	for _, priority := range priorities {
+		all.Thresholds = append(all.Thresholds, &clusterv3.CircuitBreakers_Thresholds{Priority: priority,
+			MaxConnections: limit, MaxPendingRequests: limit, MaxRequests: limit, MaxRetries: limit})
+	}
+	return all
 }
 
 // Assignment returns the endpoints of a cluster of gateways, host:port each. Those of the first

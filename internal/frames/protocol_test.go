@@ -244,10 +244,10 @@ func TestB6_RequestsOutliveTheirConnection(t *testing.T) {
 	live := append(binary.LittleEndian.AppendUint64(nil, 5_000_000), list("id", "2f0c5f0e-8f0f-4d9d-9d5c-0a4c1b5e7f1a", "cluster", "model/m")...)
 	second.send(kindLive, 0, 9, live)
 	unknown := append(binary.LittleEndian.AppendUint64(nil, 5_000_000), list("id", "of before", "cluster", "model/m",
-		"upstream", "127.0.0.1:9000", "route", "stream", "@tenant", "acme")...)
+		"upstream", "127.0.0.1:9000", "route", "stream", "@tenant", "acme", "@task", "tsk_1")...)
 	second.send(kindLive, 0, 10, unknown)
 	e := <-all // one that this process does not know is an entry
-	if !e.Interim || e.RequestID != "of before" || e.Model != "m" || e.Upstream != "127.0.0.1:9000" || !e.Streamed || e.Metadata["tenant"] != "acme" || time.Since(e.Start) < 5*time.Second {
+	if !e.Interim || e.RequestID != "of before" || e.Model != "m" || e.Upstream != "127.0.0.1:9000" || !e.Streamed || e.Metadata["tenant"] != "acme" || e.Metadata["task"] != "tsk_1" || time.Since(e.Start) < 5*time.Second {
 		t.Errorf("%+v", e)
 	}
 	eventually(t, "the one that Envoy does not tell has ended", func() bool { n, _ := view(); return n == 1 })

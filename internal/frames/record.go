@@ -102,14 +102,14 @@ func setMetadata(e *request.Entry, w *request.Words, name string, value []byte) 
 	if len(name) < 2 || name[0] != metadataMark {
 		return
 	}
-	for _, known := range [...]string{headers.MetadataTenant, headers.MetadataKey, headers.MetadataLease, headers.MetadataTokens} {
+	for _, known := range [...]string{headers.MetadataTenant, headers.MetadataKey, headers.MetadataLease, headers.MetadataTokens, headers.MetadataTask} {
 		if name[1:] != known {
 			continue
 		}
 		if e.Metadata == nil {
 			e.Metadata = make(map[string]string, 4)
 		}
-		if known == headers.MetadataLease || known == headers.MetadataTokens {
+		if known != headers.MetadataTenant && known != headers.MetadataKey {
 			w = nil // each request has its own
 		}
 		e.Metadata[known] = w.Of(value)

@@ -121,7 +121,8 @@ type stops struct {
 	// told means that the process stops for another reason than a signal of these. The first one
 	// counts as the second then.
 	told bool
-	// ended is closed when the process has done all that it does at its end.
+	// ended is closed when the gateway or node has done all that it does at its end. Gateways that
+	// take back in one process have the same signals, and each has an end of its own.
 	ended <-chan struct{}
 }
 

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/ray"
 	"github.com/sluice-gateway/sluice/internal/config"
@@ -161,5 +163,23 @@ func TestX13_RequestsOfBeforeAreKnownByAnyClock(t *testing.T) {
 				t.Errorf("began %v after the start and took %v: %v, want %v", c.began, c.took, got, c.before)
 			}
 		}
+	})
+}
+
+// TestAStuckReplicaDelaysNoRequest: the end of a request reports a stuck replica. It does not wait
+// for those that restart replicas, who are busy or gone while a gateway is upgraded.
+func TestAStuckReplicaDelaysNoRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fleet := engines.NewFleet()
+		fleet.Set("test", engines.Part{Models: []engines.Model{{Name: "chat"}},
+			Replicas: []engines.Replica{{ID: "chat-0", Model: "chat", Launcher: engines.Local, State: engines.Ready}}})
+		o := &operator{log: zap.NewNop(), launchers: &launchers{fleet: fleet}, work: make(chan func(context.Context)),
+			dispatcher: dispatch.New(dispatch.Config{Fleet: fleet, Admission: admission.New(admission.Config{})})}
+		began := time.Now()
+		o.restartStuck("chat", "chat-0")
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("waited for %v", waited)
+		}
+		<-o.work
 	})
 }

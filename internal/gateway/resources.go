@@ -337,7 +337,7 @@ func (r *customResources) eachObject(do func(v *verdict, owner string)) {
 func (r *customResources) conditions() []condition.Condition {
 	var all []condition.Condition
 	if why := r.watcher.Errors(); why != "" {
-		all = append(all, condition.Fault(condition.ResourceRejected, "", "CannotBeRead", "Custom resources: "+sentence(why)+"."))
+		all = append(all, condition.Fault(condition.ResourceRejected, "", "ReadOrWriteFailed", "Custom resources: "+sentence(why)+"."))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -68,17 +68,20 @@ func (o *operator) restartStuck(model, id string) {
 	if i < 0 || all[i].State != engines.Ready || all[i].Launcher == engines.Upstream || o.IsDrained(id) {
 		return
 	}
-	select {
-	case o.work <- func(ctx context.Context) {
+	restart := func(ctx context.Context) {
 		switch err := o.restart(ctx, all[i]); {
 		case err == nil:
 			o.log.Warn("replica has answered no request for a long time, restarting it", zap.String("replica", id))
 		case ctx.Err() == nil && !errors.Is(err, ray.ErrNotWriter):
 			o.log.Error("replica that answers no request not restarted", zap.String("replica", id), zap.Error(err))
 		}
-	}:
-	case <-time.After(time.Second): // the gateway is being upgraded or stops
 	}
+	go func() { // the end of a request calls restartStuck, and does not wait
+		select {
+		case o.work <- restart:
+		case <-time.After(time.Second): // the gateway is being upgraded or stops
+		}
+	}()
 }
 
 // joinedNode returns the node of this name that has joined, or nil.

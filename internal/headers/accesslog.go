@@ -58,4 +58,6 @@ const (
 	MetadataLease = "lease"
 	// MetadataTokens is the number of tokens that the request was estimated to cost.
 	MetadataTokens = "tokens"
+	// MetadataTask is the id of the task that the request belongs to.
+	MetadataTask = "task"
 )

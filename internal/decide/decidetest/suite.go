@@ -416,7 +416,7 @@ func priorityAndTask(s *Stage) {
 	if fault != nil {
 		s.t.Fatal(fault)
 	}
-	if _, a := s.chat(ask, h(headers.TaskID, task.ID)); a.Kind != decide.Go {
+	if _, a := s.chat(ask, h(headers.TaskID, task.ID)); a.Kind != decide.Go || a.Noted()[headers.MetadataTask] != task.ID {
 		s.t.Errorf("a good task: %+v", a)
 	}
 }
