@@ -245,3 +245,30 @@ func testEndThatIsLacking(t *testing.T, known, ownerFirst bool) {
 		heard = message.Payload
 	}
 }
+
+// TestAnEndThatWasNotHeard: another gateway ends a task while the subscription of the gateway that
+// admitted it is broken. That gateway learns of the end when it has subscribed again.
+func TestAnEndThatWasNotHeard(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{}, server)
+	task := limited("task", 1)
+	task.Task = &admission.TaskClaim{Lease: time.Hour, Lifetime: time.Hour}
+	wantReasons(t, acquire(all[0], task), admission.Granted)
+	subscribed := func() bool {
+		n, err := server.Client().PubSubNumSub(t.Context(), "{sluice}:events").Result()
+		return err == nil && n["{sluice}:events"] == 2
+	}
+	eventually(t, "both have subscribed", subscribed)
+	if err := server.Client().ClientKillByFilter(t.Context(), "TYPE", "pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := all[1].EndTask(t.Context(), "acme", "task", -1); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the gateway knows that its task has ended", func() bool {
+		all[0].mu.Lock()
+		defer all[0].mu.Unlock()
+		return len(all[0].tasks) == 0
+	})
+}
