@@ -181,24 +181,31 @@ func (s *Store) nextBatch() batch {
 
 type endedLease struct {
 	id, model, tenant, replica, underTask string
-	prefill                               bool
+	prefill, task                         bool
 	at                                    time.Time
+}
+
+// rememberEndLocked records that a lease has ended in the store.
+func (s *Store) rememberEndLocked(c admission.Claim) {
+	s.ended = append(s.ended, endedLease{c.ID, c.Model, c.Tenant, c.Replica, c.UnderTask, c.Prefill, c.Task != nil, time.Now()})
 }
 
 // change ends the lease once more, at a store that may have it again. It charges nothing.
 func (e endedLease) change() change {
-	return change{kind: leaseEnded, claim: admission.Claim{ID: e.id, Model: e.model, Tenant: e.tenant, Replica: e.replica,
-		UnderTask: e.underTask, Prefill: e.prefill}}
+	c := admission.Claim{ID: e.id, Model: e.model, Tenant: e.tenant, Replica: e.replica, UnderTask: e.underTask, Prefill: e.prefill}
+	if e.task {
+		c.Task = new(admission.TaskClaim)
+	}
+	return change{kind: leaseEnded, claim: c}
 }
 
 // confirmBatch is called when the batch has its answer.
 func (s *Store) confirmBatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
 	for _, c := range s.batch.changes {
-		if c.kind == leaseEnded && c.claim.Task == nil {
-			s.ended = append(s.ended, endedLease{c.claim.ID, c.claim.Model, c.claim.Tenant, c.claim.Replica, c.claim.UnderTask, c.claim.Prefill, now})
+		if c.kind == leaseEnded && (c.claim.Task == nil || c.requests == 0) { // a call may make a task again that was taken back
+			s.rememberEndLocked(c.claim)
 		}
 		if h := s.tasks[c.claim.ID]; c.kind == leaseAlive && h != nil {
 			h.inStore = true

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"errors"
+	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -43,10 +44,21 @@ func (s *Store) listen(ctx context.Context, refused bool) bool {
 			return answer != nil
 		}
 		refused = false
-		if message, ok := received.(*client.Message); ok {
-			s.handleEvent(message.Payload)
+		switch received := received.(type) {
+		case *client.Subscription:
+			s.reportTasks()
+		case *client.Message:
+			s.handleEvent(received.Payload)
 		}
 	}
+}
+
+// reportTasks reports all tasks, so that the store tells of those that have ended unheard.
+func (s *Store) reportTasks() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.Copy(s.unreported, s.tasks)
+	s.wakeRun()
 }
 
 // handleEvent handles one message: a letter for its kind, the length of the sender's name, a colon,

@@ -1,12 +1,16 @@
 package redis
 
 import (
+	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/redistest"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // TestEventsOfANewMaster: after the address of Redis has moved to another server, gateways hear
@@ -161,4 +165,110 @@ func TestFailoverOfACluster(t *testing.T) {
 	// A goroutine of the library may dial the dead server once a second, until the server answers.
 	cluster[0].Restart()
 	time.Sleep(2 * time.Second)
+}
+
+// TestAnEndOfATaskThatANewMasterLacks: a task that has ended holds nothing at a new master that
+// still has it, or that never had it while another gateway reports it. The gateway that admitted
+// the task has not heard of the end, and joins first or last.
+func TestAnEndOfATaskThatANewMasterLacks(t *testing.T) {
+	t.Parallel()
+	for _, known := range []bool{true, false} {
+		for _, ownerFirst := range []bool{true, false} {
+			t.Run(fmt.Sprintf("known %v, owner first %v", known, ownerFirst), func(t *testing.T) {
+				t.Parallel()
+				testEndThatIsLacking(t, known, ownerFirst)
+			})
+		}
+	}
+}
+
+func testEndThatIsLacking(t *testing.T, known, ownerFirst bool) {
+	server := redistest.Start(t)
+	var all []*Store
+	for _, name := range []string{"gw0", "gw1"} {
+		s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Gateway: name, Timeout: 2 * time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.redis.Close() })
+		joinNow(t, s)
+		all = append(all, s)
+	}
+	owner, other := all[0], all[1]
+	ask := func(c admission.Claim) []admission.Verdict {
+		answer := make(chan []admission.Verdict, 1)
+		owner.Acquire([]admission.Claim{c}, func(v []admission.Verdict) { answer <- v })
+		if err := owner.sync(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return <-answer
+	}
+	save := func() {
+		if err := server.Client().Save(t.Context()).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !known {
+		save()
+	}
+	task := limited("task", 1)
+	task.Task = &admission.TaskClaim{Key: "key", Lease: time.Minute, Lifetime: time.Hour}
+	wantReasons(t, ask(task), admission.Granted)
+	if known {
+		save()
+	}
+	if err := other.EndTask(t.Context(), "acme", "task", -1); err != nil {
+		t.Fatal(err)
+	}
+	server.Kill()
+	server.Restart()
+	if !ownerFirst {
+		slices.Reverse(all)
+	}
+	events := server.Client().Subscribe(t.Context(), "{sluice}:events")
+	defer events.Close()
+	if _, err := events.Receive(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range append(all, all...) { // the second one may find the loss
+		s.markUnavailable(errReply)
+		joinNow(t, s)
+	}
+	wantReasons(t, ask(limited("next", 1)), admission.Granted)
+	ctx, cancel := context.WithTimeout(t.Context(), testutil.Patience)
+	defer cancel()
+	for heard := ""; !strings.HasPrefix(heard, "E") || !strings.HasSuffix(heard, "task"); { // the owner is told, whoever was first
+		message, err := events.ReceiveMessage(ctx)
+		if err != nil {
+			t.Fatal("the owner is not told: ", err)
+		}
+		heard = message.Payload
+	}
+}
+
+// TestAnEndThatWasNotHeard: another gateway ends a task while the subscription of the gateway that
+// admitted it is broken. That gateway learns of the end when it has subscribed again.
+func TestAnEndThatWasNotHeard(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{}, server)
+	task := limited("task", 1)
+	task.Task = &admission.TaskClaim{Lease: time.Hour, Lifetime: time.Hour}
+	wantReasons(t, acquire(all[0], task), admission.Granted)
+	subscribed := func() bool {
+		n, err := server.Client().PubSubNumSub(t.Context(), "{sluice}:events").Result()
+		return err == nil && n["{sluice}:events"] == 2
+	}
+	eventually(t, "both have subscribed", subscribed)
+	if err := server.Client().ClientKillByFilter(t.Context(), "TYPE", "pubsub").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := all[1].EndTask(t.Context(), "acme", "task", -1); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the gateway knows that its task has ended", func() bool {
+		all[0].mu.Lock()
+		defer all[0].mu.Unlock()
+		return len(all[0].tasks) == 0
+	})
 }

@@ -32,7 +32,8 @@
 // When Redis comes back empty or from an older snapshot, the first gateway that notices begins a
 // new epoch. Nothing is granted during its first two seconds. In this time all gateways report
 // their leases, the latest leases that have ended, and how full the buckets were when they last saw
-// them. A task that has ended since the snapshot counts until its lease ends.
+// them. A task that ended after the snapshot, and longer ago than a lease lasts, counts until its
+// own lease ends.
 //
 // When Redis' clock jumps ahead, leases end there too early. A gateway that notices it joins again.
 //

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	client "github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
@@ -244,4 +245,53 @@ func TestPingHangingSentinels(t *testing.T) {
 	if err != nil || len(p.Silent) != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
+}
+
+// TestSentinelsThatLearnLater: the sentinel in use is the first that tells of a new master, so the
+// gateway is led to the master of before. It goes to the new one when the other sentinels know it.
+func TestSentinelsThatLearnLater(t *testing.T) {
+	t.Parallel()
+	g := redistest.Sentinels(t, nil)
+	for _, s := range g.Sentinels {
+		s.Kill()
+	}
+	before, after := g.Servers[0].Client(), g.Servers[1].Client()
+	if err := after.SlaveOf(t.Context(), "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	late, first := g.CutOff(t), (&redistest.Guarded{Servers: g.Servers[1:]}).CutOff(t)
+	var fronts []*redistest.Address
+	var hosts []string
+	for range 3 {
+		front := redistest.Front(first)
+		fronts, hosts = append(fronts, front), append(hosts, strings.TrimPrefix(front.URL(), "redis://"))
+	}
+	server := guarded(g)
+	server.URL = "redis://:" + redistest.MasterPassword + "@" + strings.Join(hosts, ",")
+	s, err := New(Config{Server: server, Timeout: 500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runStore(t, s)
+	writes := func(c *client.Client) int {
+		n, _ := c.HGet(t.Context(), "{sluice}:epoch", "writes").Int()
+		return n
+	}
+	sharesAt := func(c *client.Client) func() bool {
+		from := writes(c)
+		return func() bool { return writes(c) > from && s.Status().Up }
+	}
+	eventually(t, "it shares the new master", sharesAt(after))
+	for _, front := range fronts[1:] {
+		front.Move(late)
+	}
+	led := sharesAt(before)
+	eventually(t, "most sentinels lead it to the master of before", func() bool {
+		_ = after.ClientKillByFilter(t.Context(), "TYPE", "normal", "SKIPME", "yes").Err()
+		return led()
+	})
+	for _, front := range fronts[1:] {
+		front.Move(first)
+	}
+	eventually(t, "it shares the new master again", sharesAt(after))
 }

@@ -46,12 +46,46 @@ func countVotes(o *client.UniversalOptions) {
 
 // dialMaster connects to an address that a sentinel tells, or that is a sentinel's own.
 func (v *votes) dialMaster(ctx context.Context, network, address string) (net.Conn, error) {
-	return v.dial(ctx, network, v.most(address))
+	most := address
+	// No sentinel tells its own address, or that of a master that it is the first to know.
+	if told := v.current(); slices.Contains(told, address) {
+		most = mostTold(told, address)
+	}
+	c, err := v.dial(ctx, network, most)
+	if err == nil && most != address {
+		c = v.watch(c, most)
+	}
+	return c, err
 }
 
-// most returns the address of the master that more sentinels tell than the given one. No connection
-// waits for their answers.
-func (v *votes) most(address string) string {
+// watch closes a connection when more sentinels tell another master than its address. The library
+// does so only when the sentinel that it asks tells another one. But that one may have been the
+// first to tell of a new master, while most told that of before.
+func (v *votes) watch(c net.Conn, address string) net.Conn {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		for ctx.Err() == nil && mostTold(v.current(), address) == address {
+			sleep(ctx, votesEvery)
+		}
+		_ = c.Close() // it may be closed already
+	}()
+	return watched{c, cancel}
+}
+
+// watched is a connection that watch watches until it is closed.
+type watched struct {
+	net.Conn
+	cancel context.CancelFunc
+}
+
+// Close closes the connection.
+func (w watched) Close() error {
+	w.cancel()
+	return w.Conn.Close()
+}
+
+// current returns what the sentinels told last. No connection waits for their answers.
+func (v *votes) current() []string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	since := time.Since(v.askedAt)
@@ -62,10 +96,7 @@ func (v *votes) most(address string) string {
 		v.askedAt = time.Now()
 		go v.ask()
 	}
-	if !slices.Contains(v.told, address) {
-		return address // a sentinel, or a master that no sentinel told
-	}
-	return mostTold(v.told, address)
+	return v.told
 }
 
 func (v *votes) ask() {

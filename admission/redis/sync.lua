@@ -78,7 +78,12 @@ function changes.R()
   elseif owed > 0 or owed_requests > 0 then
     adjust(name, tenant, back - owed, unused - owed_requests)
   end
-  if task == 1 and unused == 1 then withdraw(id) elseif task == 1 then forget(id, declared) end
+  if task == 1 and unused == 1 then
+    withdraw(id)
+  elseif task == 1 then
+    forget(id, declared)
+    publish('E', gateway, id) -- another gateway may have admitted it
+  end
 end
 
 -- M: the slot of a request has moved to another replica ('': one that gateways do not share).
@@ -107,7 +112,8 @@ end
 -- K: a gateway reports a lease. The lease is renewed if the store knows it. Otherwise the lease is
 -- added, and its buckets are charged what the gateway says is owed. task_ms is 0 for a lease that
 -- is no task's, and negative for a task that expired before it was reported. A report does not
--- shorten a task, which another gateway may have renewed.
+-- shorten a task, which another gateway may have renewed. A task that has ended does not come back,
+-- and its gateway is told again.
 function changes.K()
   local id = arg()
   local c = { model = arg(), tenant = arg(), replica = arg(), prefill = num() == 1, tokens = num() }
@@ -120,7 +126,10 @@ function changes.K()
   end
   local ms = task_ms ~= 0 and task_ms or lease_ms
   local is_new = true
-  if task_ms ~= 0 and call('EXISTS', P .. 'ended:' .. id) == 1 then return end
+  if task_ms ~= 0 and call('EXISTS', P .. 'ended:' .. id) == 1 then
+    publish('E', '', id)
+    return
+  end
   if task_ms > 0 then ms = math.max(ms, call('PTTL', P .. 'task:' .. id)) end
   if ms > 0 then
     is_new = hold(id, c, now_ms + ms)

@@ -6,7 +6,7 @@
 --   { 'wait', now }     nothing is known for a time after the store has lost its state
 --   { 'unknown', now }  the tenant has no such task
 --   { 'ended', now }    the task of the key was completed a short time ago
---   { 'ok', now, model, tokens, ms left, id }
+--   { 'ok', now, model, tokens, ms left, id, writes }
 
 local gateway, seen, verb, tenant, id, given = arg(), num(), arg(), arg(), arg(), num()
 local state = call('HMGET', P .. 'epoch', 'ready', last_write(gateway), 'forgotten')
@@ -39,4 +39,6 @@ elseif verb == 'renew' then
   save()
   publish('N', gateway, whole(given) .. ':' .. id)
 end
-return { 'ok', now, v[1], tokens, math.max(call('PTTL', key), 0), id }
+local writes = seen
+if verb == 'end' or verb == 'renew' then writes = count_write(gateway) end
+return { 'ok', now, v[1], tokens, math.max(call('PTTL', key), 0), id, writes }

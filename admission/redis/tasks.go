@@ -35,11 +35,13 @@ func (s *Store) EndTask(ctx context.Context, tenant, id string, declared int64) 
 		s.releaseLocked(id, back, false)
 		return nil
 	}
-	if _, err := s.runTaskScript(ctx, "end", []any{tenant, id, min(max(declared, -1), maxTokens)}); err != nil {
+	t, err := s.runTaskScript(ctx, "end", []any{tenant, id, min(max(declared, -1), maxTokens)})
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.rememberEndLocked(admission.Claim{ID: id, Model: t.Model, Tenant: tenant, Task: new(admission.TaskClaim)})
 	delete(s.tasks, id)
 	delete(s.unreported, id)
 	return nil
@@ -87,7 +89,7 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 		return admission.Task{}, admission.ErrUnavailable
 	}
 	s.mu.Lock()
-	writes := s.writes
+	epoch, writes := s.epoch, s.writes
 	s.mu.Unlock()
 	r, err := s.runTimed(ctx, taskScript, s.cfg.Timeout, append([]any{s.prefix, s.cfg.Gateway, writes, verb}, args...))
 	if err != nil {
@@ -105,10 +107,15 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 	default:
 		return admission.Task{}, admission.ErrUnavailable
 	}
-	model, tokens, left, id := r.text(), r.number(), r.number(), r.text()
+	model, tokens, left, id, written := r.text(), r.number(), r.number(), r.text(), r.number()
 	if r.err != nil {
 		return admission.Task{}, admission.ErrUnavailable
 	}
+	s.mu.Lock()
+	if epoch == s.epoch { // else the number is of another epoch
+		s.writes = max(s.writes, written)
+	}
+	s.mu.Unlock()
 	tenant, _ := args[0].(string)
 	return admission.Task{ID: id, Model: model, Tenant: tenant, Tokens: tokens,
 		Expires: time.Now().Add(time.Duration(left) * time.Millisecond)}, nil
