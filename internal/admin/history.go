@@ -83,7 +83,7 @@ func historyQuery(v url.Values, now time.Time) (q history.Query, fault *openai.E
 		}
 	}
 	if n := int64(long / q.Step); n > maxValues {
-		return q, badParam("step", fmt.Sprintf("The time from from to to has %d steps: there may be %d. Ask for a longer step.", n, maxValues))
+		return q, badParam("step", fmt.Sprintf("The series would have %d values, and may have %d: ask for a longer step, or for less time.", n, maxValues))
 	}
 	return q, nil
 }

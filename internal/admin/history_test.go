@@ -67,7 +67,7 @@ func TestB8_BadQuestionsForTheHistory(t *testing.T) {
 	h := New(c)
 	for query, want := range map[string]string{
 		"from=yesterday": "`from` is \\\"yesterday\\\"", "from=5": "seconds before now", "to=-7200": "to is not after from",
-		"step=15": "a multiple of 10", "step=-10": "a multiple of 10", "step=x": `step is \"x\"`, "from=-864000&step=10": "Ask for a longer step",
+		"step=15": "a multiple of 10", "step=-10": "a multiple of 10", "step=x": `step is \"x\"`, "from=-864000&step=10": "The series would have 86400 values",
 		"model=nobody": "The model `nobody` does not exist", "from=0001-01-01T00:00:00Z": "since 1970",
 	} {
 		w := get(h, "/api/v1/history?"+query)

@@ -39,7 +39,7 @@ type Moderation struct {
 // ModerationHook is a service that judges text. Package internal/relay/moderation documents its
 // requests and responses.
 type ModerationHook struct {
-	// URL is the URL that text is posted to.
+	// URL is the URL that text is posted to. docs/streams.md has the form of question and answer.
 	URL string `yaml:"url" required:"true" form:"url"`
 	// Timeout is how long one call of the service may take. The next events of the answer wait for
 	// the call. Default 1s.

@@ -344,6 +344,7 @@ func (d *Dispatcher) admissionRequest(c choice, r *Request, ticket *Ticket) admi
 	first := c.members[0]
 	ticket.task, ticket.apiKey = r.Task, r.APIKey
 	ticket.wantsResponseID = r.Endpoint == openai.Responses
+	ticket.tokenByToken = r.Stream || r.NoOutput
 	ticket.estimate = first.estimator.estimate(r)
 	ticket.watch = c.watched(d.tenant(r.Tenant))
 	ticket.prompt = c.promptOf(r, ticket.estimate.tokens.prompt)

@@ -44,9 +44,12 @@ type Ticket struct {
 	wantsResponseID bool
 	// preemptible says that Request.Preempt may be called.
 	preemptible bool
-	prompt      prompt
-	estimate    estimate
-	estimator   *estimator
+	// tokenByToken says that the response begins with its first token. A whole answer of a
+	// generation begins when its last token is there.
+	tokenByToken bool
+	prompt       prompt
+	estimate     estimate
+	estimator    *estimator
 	// task is the id of the task of the request, which has the lease. It is empty if there is none.
 	task string
 	// holdsOut says that the request waits for a better replica than those that are free, holdUntil
@@ -229,7 +232,11 @@ func (t *Ticket) FirstToken() bool {
 		return false
 	}
 	t.mu.Lock()
-	t.work.FirstToken(time.Now())
+	if t.tokenByToken {
+		t.work.FirstToken(time.Now())
+	} else {
+		t.work.Leave(time.Now())
+	}
 	was := t.held && t.endPrefillLocked()
 	var replica *counter
 	if was {

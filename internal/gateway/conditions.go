@@ -352,11 +352,11 @@ func (g *Gateway) fileConditions() []condition.Condition {
 	var all []condition.Condition
 	s := g.watcher.Status()
 	if len(s.Faults) > 0 {
-		reason := "Faults"
-		if s.Held {
-			reason = "Held"
+		c := condition.Fault(condition.ConfigRejected, "", "Faults", s.Faults.Error()+".")
+		if s.Held { // the fault says what to do
+			c.Reason, c.Action = "Held", "`sluice check FILE` finds no fault in it."
 		}
-		all = append(all, condition.Fault(condition.ConfigRejected, "", reason, s.Faults.Error()+"."))
+		all = append(all, c)
 	}
 	if len(s.NeedsRestart) > 0 {
 		all = append(all, restartCondition(s))

@@ -92,6 +92,9 @@ func TestX10_AHeldFileIsACondition(t *testing.T) {
 	if held.Status != condition.True || held.Reason != "Held" || !strings.Contains(held.Message, "sluice reload --force") {
 		t.Errorf("condition %+v", held)
 	}
+	if strings.Contains(held.Message, "shows the same faults") {
+		t.Errorf("sluice check shows no fault of a file that is held back, but the condition says: %s", held.Message)
+	}
 	if _, ok := g.auth.Tenant("acme"); !ok {
 		t.Error("a file that is held back changed who may call")
 	}

@@ -3,7 +3,6 @@ package headers
 import (
 	"bytes"
 	"flag"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -62,19 +61,23 @@ func document() []byte {
 		"the provider, its host, the model or the account at another gateway: Portkey, Helicone, Cloudflare, Bifrost or LiteLLM. The headers that the file sets for an upstream are added afterwards, so they may have\n" +
 		"these names. The address of the client is in `x-forwarded-for`, to which Envoy adds it.\n\n" +
 		"| header | why | read by the gateway |\n| --- | --- | --- |\n")
+	var rows [][2]string
 	for _, h := range FromClients() {
 		read := "no"
 		if h.Late {
 			read = "yes"
 		}
-		fmt.Fprintf(&b, "| `%s` | It %s. | %s |\n", h.Name, h.Why, read)
+		rows = append(rows, [2]string{"`" + h.Name + "`", "It " + h.Why + ". | " + read})
 	}
+	b.WriteString(testutil.GroupRows(rows))
 	b.WriteString("\n## Of engines\n\nClients never get these headers of an engine, nor any header whose name begins with `x-sluice-` or `x-envoy-`.\n" +
 		"A response with status 101 that nobody has asked for becomes a 502. So does a redirect (3xx), because clients would follow it\n" +
 		"with the prompt, past the gateway.\n\n" +
 		"| header | why |\n| --- | --- |\n")
+	rows = nil
 	for _, h := range FromEngines() {
-		fmt.Fprintf(&b, "| `%s` | It %s. |\n", h.Name, h.Why)
+		rows = append(rows, [2]string{"`" + h.Name + "`", "It " + h.Why + "."})
 	}
+	b.WriteString(testutil.GroupRows(rows))
 	return b.Bytes()
 }

@@ -172,19 +172,20 @@ Sluice refuses a request with such a field with 400 ` + "`invalid_request`" + `.
 | field | engine that obeys it | what the field does |
 | --- | --- | --- |
 `)
+	var rows [][2]string
 	for _, g := range GuardedFields() {
 		engines := cmp.Or(strings.Join(g.Engines, ", "), "none; another gateway or a provider as an upstream")
 		name := "`" + g.Name + "`"
 		if g.Above > 0 {
 			name += fmt.Sprintf(" above %d", g.Above)
 		}
-		fmt.Fprintf(&b, "| %s | %s | It %s. |\n", name, engines, g.Why)
+		rows = append(rows, [2]string{name, engines + " | It " + g.Why + "."})
 	}
-	b.WriteString(`
+	b.WriteString(testutil.GroupRows(rows) + `
 - An engine of the catalogue that ignores a field gets it: the request passes as it is.
 - Nobody knows what serves at an upstream, so models with ` + "`launcher: upstream`" + `, discovered models, and models that an upstream has joined refuse all rows.
 - An engine that the file adds under ` + "`engines`" + ` may obey anything, so its models refuse all rows but those with "none".
-- A [pool](configuration.md) serves the request by those of its models that do not refuse it.
+- A [pool](limits.md#a-file-with-tenants) serves the request by those of its models that do not refuse it.
 - ` + "`null` asks for nothing and passes, and so does `-1`, by which clients of llama.cpp leave the slot to the server. An empty list, object or string passes, too, where no engine obeys the field." + `
 - ` + "`chat_template` also counts inside of `chat_template_kwargs`, and the two fields of transfers inside of `vllm_xargs`. Other members of these two pass." + `
 - ` + "`extra_body` counts only with a member that is in the table, or with one that the gateway reads, such as `model`, `messages`, `n` or `max_tokens`. LiteLLM puts its members in the place of the fields of the body." + `
@@ -224,7 +225,7 @@ models:
 | ` + "`10.0.0.0/8`" + ` | URLs that have an address of the range in the place of a name |
 | ` + "`*`" + ` | every URL, also one that the gateway cannot read |
 
-- The default is ` + "`[public]`" + `: images of the internet pass, as they did before, and what is inside your network does not. ` + "`[]`" + ` permits data URLs alone.
+- The default is ` + "`[public]`" + `: images of the internet pass, and what is inside your network does not. ` + "`[]`" + ` permits data URLs alone.
 - The rule holds at all endpoints, for realtime turns, gRPC and batches. It holds for parts of messages, ` + "`source`" + ` of the Messages API, ` + "`file_url`" + `, and items to be embedded, ranked, scored or counted. It also holds for the texts of ` + "`input`" + ` with the field ` + "`modality`" + ` of Infinity, images to be edited, ` + "`ref_audio`" + `, and the parts ` + "`url` and `file_url`" + ` of a form.
 - A URL counts only if all readers of URLs find the same host in it. So ` + "`http://user@host/`, `http://127.1/`, `http:host`" + ` and hosts with escapes or other characters than ASCII are refused. llama.cpp takes what follows an ` + "`@`" + ` in the path for the host, so this one must be permitted, too, where a server may be llama.cpp: write ` + "`%40`" + `.
 - A URL of a bucket, such as ` + "`gs://photos/a.png`" + `, has the name of the bucket as its host. The rule ` + "`photos`" + ` permits it.
