@@ -1,6 +1,9 @@
 package decide
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 // TestB10_HeadersSentTwice: a second header of a kind is noticed also if one of them is empty.
 func TestB10_HeadersSentTwice(t *testing.T) {
@@ -20,14 +23,29 @@ func TestB10_HeadersSentTwice(t *testing.T) {
 	}
 }
 
-// A client whose base URL ends in /v1 although it adds /v1 itself learns what is wrong.
+// A client whose base URL ends in /v1 although it adds /v1 itself learns what is wrong. No client
+// gets a long URL back.
 func TestUnknownURLsTellOfVersionsThatAreThereTwice(t *testing.T) {
 	for path, want := range map[string]string{
 		"/v1/v1/messages?beta=true": "Unknown request URL: POST /v1/v1/messages. The base URL of this client must not end in /v1.",
 		"/v1/nothing?a=b":           "Unknown request URL: POST /v1/nothing",
+		strings.Repeat("/x", 101):   "Unknown request URL: POST " + strings.Repeat("/x", 100) + "…",
 	} {
 		if got := (&Head{path: path, method: "POST"}).check(1 << 20); got == nil || got.Status != 404 || got.Message != want {
 			t.Errorf("%s: %+v, want %q", path, got, want)
+		}
+	}
+}
+
+// Clients of the Messages API get their form of errors also for URLs that are unknown.
+func TestPathsOfTheMessagesAPI(t *testing.T) {
+	t.Parallel()
+	for path, want := range map[string]bool{
+		"/v1/messages": true, "/messages": true, "/v1/messages?beta=true": true, "/v1/messages/batches": true,
+		"/v1/messages2": false, "/v1/chat/completions": false, "/v1/files?of=/messages/": false,
+	} {
+		if got := (&Head{path: path}).isOfMessages(); got != want {
+			t.Errorf("%s: %v, want %v", path, got, want)
 		}
 	}
 }

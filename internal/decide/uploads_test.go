@@ -70,6 +70,9 @@ func TestX7_BodiesOfATenant(t *testing.T) {
 			t.Errorf("%s: %v", tenant, fault)
 		}
 	}
+	if s := u.status(); s.Refused != 3 || s.Count != 8 {
+		t.Errorf("%+v", s)
+	}
 }
 
 func TestX7_BytesOfBodies(t *testing.T) {
@@ -94,6 +97,23 @@ func TestX7_BytesOfBodies(t *testing.T) {
 	}
 	if s := u.status(); s.Bytes != 1600 || s.Count != 4 || s.Refused != 3 {
 		t.Errorf("%+v", s)
+	}
+	u = newUploads(UploadLimits{MaxBytes: 1600}, 50)
+	first, _ := testUpload("a", 700)
+	second, _ := testUpload("a", 500)
+	unknown, _ := testUpload("b", -1)
+	for _, up := range []*upload{first, unknown, second} {
+		if fault := u.begin(up); fault != nil {
+			t.Fatal(fault)
+		}
+	}
+	if s := u.status(); s.Bytes != 1250 {
+		t.Errorf("a body of unknown length counts as at most the longest that is allowed: %+v", s)
+	}
+	u.end(first)
+	third, _ := testUpload("a", 700)
+	if fault := u.begin(third); fault != nil {
+		t.Errorf("the bytes of a body that has come count for its tenant: %v", fault)
 	}
 	u = newUploads(UploadLimits{MaxBytes: 10}, 100)
 	alone, _ := testUpload("a", 100)
@@ -123,6 +143,11 @@ func TestX7_ManyBodies(t *testing.T) {
 		all.Wait()
 		if s := u.status(); s.Count != 0 || s.Bytes != 0 || u.first != nil || u.last != nil {
 			t.Errorf("%+v is left", s)
+		}
+		time.Sleep(uploadSweep)
+		synctest.Wait()
+		if u.sweeping {
+			t.Error("a timer looks for late bodies although there is none")
 		}
 	})
 }

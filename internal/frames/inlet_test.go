@@ -299,7 +299,8 @@ func TestB6_B12_WithoutInlets(t *testing.T) {
 						return
 					}
 					c.Write(frame(kindHello, 0, 0, make([]byte, 12))) //nolint:errcheck // the gateway may have closed it
-					defer c.Close()
+					(&filter{t, c}).closed()
+					c.Close()
 				}
 			}()
 			return w.Addr().String()
@@ -314,4 +315,69 @@ func TestB6_B12_WithoutInlets(t *testing.T) {
 			}
 		})
 	}
+}
+
+// inletPair returns an inlet and its end at the worker.
+func inletPair(t *testing.T) (net.Conn, *filter) {
+	t.Helper()
+	w := listenAsWorkers(t)
+	inlet, err := net.Dial("unix", w.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, err := w.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		inlet.Close()
+		end.Close()
+	})
+	return inlet, &filter{t, end}
+}
+
+// Inlets that have no use any more are closed: those of an Envoy without a connection when another
+// Envoy has one, one whose connection has ended meanwhile, and all at the end.
+func TestB6_B12_InletsWithoutUseAreClosed(t *testing.T) {
+	s, path := serve(t, decidetest.New(t, 1, decide.UploadLimits{}))
+	f := connectAs(t, path, worker{0, 8}, 1)
+	ofBefore, endOfBefore := inletPair(t)
+	ofNow, endOfNow := inletPair(t)
+	if !s.keepInlet(ofBefore, worker{0, 7}) || !s.keepInlet(ofNow, worker{1, 8}) {
+		t.Error("an inlet is not kept")
+	}
+	endOfBefore.closed()
+	s.mu.Lock()
+	if len(s.inlets) != 1 || s.inlets[worker{1, 8}] == nil {
+		t.Errorf("the inlets are %v", s.inlets)
+	}
+	var c *conn
+	for c = range s.conns {
+	}
+	s.mu.Unlock()
+	f.Close()
+	endOfNow.closed()
+	eventually(t, "the connection has ended", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.Broken
+	})
+	late, endOfLate := inletPair(t)
+	if !s.keepInlet(late, worker{0, 8}) {
+		t.Error("an inlet is not kept")
+	}
+	s.join(c, worker{0, 8}, 1)
+	endOfLate.closed()
+
+	kept, endOfKept := inletPair(t)
+	if !s.keepInlet(kept, worker{0, 9}) {
+		t.Error("an inlet is not kept")
+	}
+	s.Stop()
+	endOfKept.closed()
+	after, endOfAfter := inletPair(t)
+	if s.keepInlet(after, worker{0, 9}) {
+		t.Error("an inlet is kept after the end")
+	}
+	endOfAfter.closed()
 }

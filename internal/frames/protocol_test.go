@@ -136,6 +136,33 @@ func TestB6_ABeginningThatIsLost(t *testing.T) {
 	}
 }
 
+// Of a response whose beginning stays in doubt, only so much is kept.
+func TestB6_ABeginningWithoutEnd(t *testing.T) {
+	s, path := serve(t, decidetest.New(t, 1, decide.UploadLimits{}))
+	var heard []int
+	s.OnFirst = func(_ string, begin []byte) bool {
+		heard = append(heard, len(begin))
+		return true
+	}
+	f := connect(t, path)
+	f.send(kindHeaders, 0, 1, chatHeaders("key"))
+	f.send(kindBody, 0, 1, []byte(chat))
+	if h, _ := f.next(); h.kind != kindGo {
+		t.Fatalf("a frame of type %d", h.kind)
+	}
+	for range 3 {
+		f.send(kindFirst, 0, 1, make([]byte, maxObserved/2))
+	}
+	for range 2 { // the third part was under way
+		if h, _ := f.next(); h.kind != kindHeard || h.id != 1 {
+			t.Errorf("a frame of type %d, want Heard", h.kind)
+		}
+	}
+	if !slices.Equal(heard, []int{maxObserved / 2, maxObserved}) {
+		t.Errorf("%d bytes were kept", heard)
+	}
+}
+
 // Frames may come in any pieces, and a body may be larger than the reader's buffer.
 func TestB6_FramesInPieces(t *testing.T) {
 	d := decidetest.New(t, 100, decide.UploadLimits{})
@@ -179,7 +206,11 @@ func TestB6_FramesInPieces(t *testing.T) {
 // A filter that does not speak the protocol loses its connection, and no other one does.
 func TestB6_MalformedFramesEndTheConnection(t *testing.T) {
 	d := decidetest.New(t, 100, decide.UploadLimits{})
-	_, path := serve(t, d)
+	s, path := serve(t, d)
+	versions := make(chan uint32, 1)
+	s.mu.Lock() // Serve locks it for each connection
+	s.OnVersion = func(_ int, version uint32) { versions <- version }
+	s.mu.Unlock()
 	good := connect(t, path)
 	hello := append(binary.LittleEndian.AppendUint32(nil, Version), make([]byte, 24)...) // another instance
 	for name, b := range map[string][]byte{
@@ -216,6 +247,9 @@ func TestB6_MalformedFramesEndTheConnection(t *testing.T) {
 		}
 		c.Close()
 	}
+	if v := <-versions; v != Version+1 {
+		t.Errorf("told of version %d", v)
+	}
 	good.send(kindHeaders, 0, 1, chatHeaders("key"))
 	good.send(kindBody, 0, 1, []byte(chat))
 	if h, _ := good.next(); h.kind != kindGo {
@@ -247,7 +281,10 @@ func TestB6_RequestsOutliveTheirConnection(t *testing.T) {
 		"upstream", "127.0.0.1:9000", "route", "stream", "@tenant", "acme", "@task", "tsk_1")...)
 	second.send(kindLive, 0, 10, unknown)
 	e := <-all // one that this process does not know is an entry
-	if !e.Interim || e.RequestID != "of before" || e.Model != "m" || e.Upstream != "127.0.0.1:9000" || !e.Streamed || e.Metadata["tenant"] != "acme" || e.Metadata["task"] != "tsk_1" || time.Since(e.Start) < 5*time.Second {
+	if !e.Interim || e.RequestID != "of before" || e.Model != "m" || e.Upstream != "127.0.0.1:9000" || !e.Streamed || e.PID != os.Getpid() || time.Since(e.Start) < 5*time.Second {
+		t.Errorf("%+v", e)
+	}
+	if e.Metadata["tenant"] != "acme" || e.Metadata["task"] != "tsk_1" {
 		t.Errorf("%+v", e)
 	}
 	eventually(t, "the one that Envoy does not tell has ended", func() bool { n, _ := view(); return n == 1 })

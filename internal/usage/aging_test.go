@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -137,6 +138,35 @@ func TestB3_ADamagedJournalIsKeptBeforeItIsAged(t *testing.T) {
 	}
 	if got := sum(t, next, lastYear()).Requests; got != 1 {
 		t.Errorf("%d requests, want 1", got)
+	}
+}
+
+// TestB3_AJournalThatCannotBeAgedIsTold: a journal that is damaged or cannot be read is not removed
+// although it has no row. The other journals are aged all the same.
+func TestB3_AJournalThatCannotBeAgedIsTold(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	damaged, next, aged := open(t, dir), open(t, dir), open(t, dir)
+	addDaysAgo(t, aged, 100)
+	if _, err := damaged.journal.file.WriteString("{}\n"); err != nil {
+		t.Fatal(err)
+	}
+	kill(damaged)
+	kill(aged)
+	unreadable := filepath.Join(dir, "bad"+journalSuffix)
+	if err := os.Mkdir(unreadable, 0o700); err != nil { // the least that nobody can read as a file
+		t.Fatal(err)
+	}
+	core, logged := observer.New(zap.ErrorLevel)
+	next.cfg.Keep, next.cfg.Log = month, zap.New(core)
+	next.ageOthers(time.Now())
+	if all := logged.FilterMessage("journals of ended processes not aged").All(); len(all) != 1 || !strings.Contains(all[0].ContextMap()["error"].(string), unreadable) {
+		t.Errorf("logged %v", logged.All())
+	}
+	for path, want := range map[string]bool{damaged.journal.path: true, unreadable: true, aged.journal.path: false} {
+		if _, err := os.Stat(path); (err == nil) != want {
+			t.Errorf("%s: %v", path, err)
+		}
 	}
 }
 

@@ -94,6 +94,15 @@ func TestB3_OfTheJournalOfAnotherProcessOnlyNewLinesAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	check("with other lines")
+	text = []byte(strings.Repeat(string(line)+string(line), len(text)/len(line)))
+	if err := os.WriteFile(old.journal.path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("with other lines at all places")
+	if err := os.WriteFile(old.journal.path, line, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	check("shorter")
 }
 
 // TestB3_AJournalThatCannotBeReadIsTold: a ledger counts without a journal that it cannot read. It

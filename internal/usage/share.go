@@ -160,7 +160,7 @@ func (l *Ledger) ClockAhead() time.Duration {
 
 // publish publishes the rows that have changed, and that the writer is then in the state at. After
 // an error the next call goes on with the rows that are left. When Redis has lost the last
-// publication, the next call compares everything.
+// publication, the next call compares everything, and adopt compares all journals anew.
 func (s *sharing) publish(ctx context.Context, at state) error {
 	l := s.ledger
 	l.mu.Lock()
@@ -189,7 +189,9 @@ func (s *sharing) publish(ctx context.Context, at state) error {
 		defer l.mu.Unlock()
 		return l.table.changes(keys, l.keep(), l.tallies)
 	})
-	s.compare = !known
+	if s.compare = !known; s.compare {
+		clear(s.adopted) // they are compared, too
+	}
 	l.markChanged(left)
 	return err
 }

@@ -188,8 +188,8 @@ func TestB3_WhatADeadProcessHasLeft(t *testing.T) {
 	}
 	kill(old)
 	next.shared.adopt(t.Context())
-	if len(next.shared.adopted) != 1 {
-		t.Error("not adopted")
+	if len(next.shared.adopted) != 1 || len(journals(t, dir)) != 2 {
+		t.Error("not adopted, or its journal is gone")
 	}
 	wantRequests(t, 6, next, other)
 }

@@ -28,7 +28,7 @@ func Run(t *testing.T, serve func(testing.TB, *decide.Decider) (open func() Clie
 	for name, test := range map[string]func(*Stage){
 		"RefusedBeforeTheBody": refusedBeforeTheBody, "RefusedWithTheBody": refusedWithTheBody, "O5_RefusedByAnotherName": refusedByAnotherName,
 		"Decided": decided, "BoundByTheRoute": boundByTheRoute, "R9_Retries": retries, "HeldAndAborted": heldAndAborted, "Record": record, "Moved": moved,
-		"X8_TooManyHeaders": tooManyHeaders, "X7_TooManyOpen": tooManyOpen, "X7_LateBody": lateBody, "O9_Cancelled": cancelled,
+		"X8_TooManyHeaders": tooManyHeaders, "X7_TooManyOpen": tooManyOpen, "X7_LateBody": lateBody, "X7_LeftBody": leftBody, "O9_Cancelled": cancelled,
 		"Quota": quota, "Noted": noted, "PriorityAndTask": priorityAndTask, "EndedBeforeItsCost": endedBeforeItsCost,
 		"Watched": watched, "B3_Budget": budget, "B2_Session": session, "B2_Observed": observed, "R11_Heartbeat": heartbeat, "O12_TrustedHeader": trustedHeader,
 		"Ways": ways, "WaitsForAReplica": waitsForAReplica, "Claimed": claimed, "Unclaimed": unclaimed, "ManyAtOnce": manyAtOnce,
@@ -68,7 +68,8 @@ func refusedBeforeTheBody(s *Stage) {
 		a := s.request(c.headers...).Answer()
 		v := a.Values()
 		if a.Kind != decide.Reply || a.Status != c.status || a.code() != string(c.code) || v["content-type"] != "application/json" ||
-			v[headers.Source] != headers.SourceGateway || a.Details != headers.DetailsPrefix+string(c.code) {
+			v[headers.Source] != headers.SourceGateway || a.Details != headers.DetailsPrefix+string(c.code) ||
+			(v["www-authenticate"] == "Bearer") != (c.status == 401) || (v["allow"] == "POST") != (c.status == 405) {
 			s.t.Errorf("%s: %+v", name, a)
 		}
 	}
@@ -89,6 +90,8 @@ func refusedWithTheBody(s *Stage) {
 		"unknown model":        {`{"model":"x"}`, nil, openai.CodeModelNotFound},
 		"forbidden model":      {`{"model":"other"}`, nil, openai.CodeModelNotFound},
 		"timeout is no number": {`{"model":"m"}`, []decide.Header{h("x-sluice-timeout-ms", "soon")}, openai.CodeInvalidRequest},
+		"timeout is zero":      {`{"model":"m"}`, []decide.Header{h("x-sluice-timeout-ms", "0")}, openai.CodeInvalidRequest},
+		"id is too long":       {`{"model":"m"}`, []decide.Header{h("idempotency-key", strings.Repeat("x", 257))}, openai.CodeInvalidRequest},
 		"two timeouts":         {`{"model":"m","timeout_ms":5}`, []decide.Header{h("x-sluice-timeout-ms", "6")}, openai.CodeInvalidRequest},
 		"two ids":              {`{"model":"m","request_id":"a"}`, []decide.Header{h("idempotency-key", "b")}, openai.CodeInvalidRequest},
 		"large, no length":     {`{"model":"m"}` + strings.Repeat(" ", 1000), nil, openai.CodeRequestTooLarge},
@@ -116,6 +119,15 @@ func boundByTheRoute(s *Stage) {
 	}
 	if _, a = s.chat(ask, h("x-sluice-timeout-ms", "70")); a.Values()["x-envoy-upstream-rq-timeout-ms"] == "" {
 		s.t.Errorf("the client's timeout is shorter: %+v", a)
+	}
+	s.Dispatcher.SetRules(dispatch.Rules{})
+	for option, header := range map[string][]decide.Header{"": {h("x-sluice-timeout-ms", "70")}, `,"max_duration_ms":70`: nil} {
+		client, a := s.chat(`{"model":"m"`+option+`}`, header...)
+		if a.Values()["x-envoy-upstream-rq-timeout-ms"] == "" {
+			s.t.Errorf("only the client has a timeout: %+v", a)
+		}
+		client.Finish()
+		s.until("its slot is free", func() bool { return s.view().InFlight == 3 })
 	}
 }
 
@@ -293,8 +305,13 @@ func tooManyOpen(s *Stage) {
 	if _, a := s.chat(`{"model":"m"}`); a.Kind != decide.Go {
 		s.t.Errorf("%+v, want the request to go", a)
 	}
-	if a := s.request(Key).Answer(); a.Status != 503 {
+	refused := s.request(Key)
+	if a := refused.Answer(); a.Status != 503 {
 		s.t.Errorf("%+v, want 503", a)
+	}
+	refused.Finish()
+	if a := s.request(Key).Answer(); a.Status != 503 {
+		s.t.Errorf("%+v after the end of one that was refused, want 503", a)
 	}
 }
 
@@ -313,7 +330,15 @@ func lateBody(s *Stage) {
 	}
 }
 
-// A running request and one that waits can be cancelled, once.
+// The body of a client that has left before it has come is no more counted.
+func leftBody(s *Stage) {
+	c := s.request(Key, h("content-length", "100"))
+	s.until("its body is counted", func() bool { return s.UploadStats().Count == 1 })
+	c.Leave()
+	s.until("its body is not counted", func() bool { return s.UploadStats() == (decide.UploadStats{}) })
+}
+
+// A running request and one that waits can be cancelled, once. Their records say so.
 func cancelled(s *Stage) {
 	runs, _ := s.chat(`{"model":"m"}`, h("x-request-id", "runs"))
 	s.chat(`{"model":"m"}`, h("x-request-id", "other"))
@@ -329,6 +354,10 @@ func cancelled(s *Stage) {
 		c.Leave()
 	}
 	s.until("nobody waits and one runs", func() bool { v := s.view(); return v.Queued == 0 && v.InFlight == 1 })
+	s.until("both records are closed", func() bool { _, running := s.Requests.List(0); return running == 1 })
+	if all, _ := s.Requests.List(0); all[1].Code != string(openai.CodeCancelled) || all[2].Code != string(openai.CodeCancelled) {
+		s.t.Errorf("the records: %v", s.lines())
+	}
 }
 
 const ask = `{"model":"m","messages":[{"role":"user","content":"Hello"}]}`
