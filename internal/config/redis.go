@@ -4,10 +4,10 @@ import "github.com/sluice-gateway/sluice/internal/certificates"
 
 // Redis says where gateways meet. In the file it is a mapping, or the URL alone.
 type Redis struct {
-	// URL is where Redis is: redis://user:password@host:6379/0, or rediss:// for TLS. Several hosts,
-	// as in redis://a:6379,b:6379,c:6379, name a Redis Cluster, which has no database number, or the
-	// sentinels if sentinel is set. User and password are those of the master, or of all servers of
-	// the cluster.
+	// URL is where Redis is: redis://user:password@host:6379/0, or rediss:// for TLS. Several
+	// hosts, as in redis://a:6379,b:6379,c:6379, name a Redis Cluster, which has no database
+	// number, or the sentinels if sentinel is set. User and password are those of the master, or of
+	// all servers of the cluster.
 	URL string `yaml:"url" form:"redis"`
 	// Sentinel says which master the hosts of url guard, which are sentinels then. Default: absent,
 	// they are no sentinels.
