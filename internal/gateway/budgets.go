@@ -144,6 +144,10 @@ func budgetText(s *usage.Standing) string {
 // have used up what they may use in a day, and the metrics have few conditions.
 const maxKeyConditions = 100
 
+// keyBudgetAction is what to do about a budget of a key. A key of run time keeps its budgets.
+const keyBudgetAction = "Look at `sluice usage`. Wait until the day or month ends. Or raise the budget of a key of the file there; " +
+	"in the place of a key of run time make another one."
+
 // budgetConditions lists the budgets of which a bound is reached: those of all tenants and of some
 // keys. One condition tells of the other keys.
 func budgetConditions(standings []usage.Standing) []condition.Condition {
@@ -159,7 +163,11 @@ func budgetConditions(standings []usage.Standing) []condition.Condition {
 				continue
 			}
 		}
-		all = append(all, budgetCondition(s))
+		c := budgetCondition(s)
+		if s.Key != "" {
+			c.Action = keyBudgetAction
+		}
+		all = append(all, c)
 	}
 	if more := keys - maxKeyConditions; more > 0 {
 		all = append(all, condition.Fault(condition.BudgetReached, "other keys", "OtherKeys",

@@ -3,6 +3,7 @@ package gateway
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -127,6 +128,9 @@ func TestB3_ConditionsOfManyBudgets(t *testing.T) {
 	var subjects []string
 	for _, c := range budgetConditions(all) {
 		subjects = append(subjects, c.Subject)
+		if isKey := strings.HasPrefix(c.Subject, "key "); isKey != strings.Contains(c.Action, "a key of run time") {
+			t.Errorf("%s: a budget of a key of run time cannot be raised in the file, and the action is %q", c.Subject, c.Action)
+		}
 	}
 	if n := len(subjects); n != maxKeyConditions+2 {
 		t.Errorf("%d conditions", n)
