@@ -405,10 +405,11 @@ func (c *cluster) isGone(model string) bool {
 }
 
 // blockedModels returns, by model, why the cluster creates no pods. The API rejects the Deployment,
-// the Deployment's controller reports a failure, or the Job for the weights has no pod.
+// the Deployment's controller reports a failure, or a Job or a group lacks pods.
 func (c *cluster) blockedModels() map[string]string {
 	now := time.Now()
 	all := c.jobsWithoutPods(now)
+	maps.Copy(all, c.groupsWithoutPods(now))
 	for _, d := range c.deployments.list(now) {
 		for _, is := range d.Status.Conditions {
 			if is.Type == appsv1.DeploymentReplicaFailure && is.Status == corev1.ConditionTrue {

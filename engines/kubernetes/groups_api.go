@@ -223,6 +223,45 @@ func workerTroubles(pods []*corev1.Pod) map[string]string {
 	return all
 }
 
+// groupsWithoutPods returns, by model, that a LeaderWorkerSet has no pod, or that a group which is
+// not ready lacks workers. The API may refuse the pods, such as under a quota. Neither has a
+// condition for that, only the events of their StatefulSets, which Sluice does not read.
+func (c *cluster) groupsWithoutPods(now time.Time) map[string]string {
+	c.mu.Lock()
+	models := c.wanted
+	c.mu.Unlock()
+	leaders, workers := map[string][]*corev1.Pod{}, map[string]int{} // by Deployment, and by leader
+	for _, p := range c.pods.list(now) {
+		if isWorker(p) {
+			workers[leaderOf(p.Name)]++
+		} else {
+			leaders[p.Labels[labelDeployment]] = append(leaders[p.Labels[labelDeployment]], p)
+		}
+	}
+	old := func(o metav1.Object) bool {
+		return o.GetDeletionTimestamp() == nil && now.Sub(o.GetCreationTimestamp().Time) >= podWait
+	}
+	all := map[string]string{}
+	for _, m := range models {
+		if m.workers == nil {
+			continue
+		}
+		d := c.groupSets.get(m.manifest.Name, now)
+		if d == nil || specReplicas(d) == 0 || !old(d) {
+			continue
+		}
+		if len(leaders[d.Name]) == 0 {
+			all[m.Name] = fmt.Sprintf("the LeaderWorkerSet %s has no pod; see why with kubectl describe leaderworkerset,statefulset %s", d.Name, d.Name)
+		}
+		for _, p := range leaders[d.Name] {
+			if old(p) && rank(p) != serving && workers[p.Name] < m.Hosts-1 {
+				all[m.Name] = fmt.Sprintf("the group of %s lacks workers; see why with kubectl describe statefulset %s", p.Name, p.Name)
+			}
+		}
+	}
+	return all
+}
+
 // isUnschedulable reports whether the scheduler has found no node for the pod.
 func isUnschedulable(p *corev1.Pod) bool {
 	is := podCondition(p, corev1.PodScheduled)

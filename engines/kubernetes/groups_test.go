@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -193,4 +195,58 @@ func TestLeaderWorkerSetsThatNobodyMayWatch(t *testing.T) {
 		stop()
 		<-ended
 	})
+}
+
+// TestN4_AGroupThatLacksPodsIsTold: the API may refuse pods of a group, such as under a quota. No
+// condition of a LeaderWorkerSet tells that.
+func TestN4_AGroupThatLacksPodsIsTold(t *testing.T) {
+	now := time.Now()
+	for name, tt := range map[string]struct {
+		age             time.Duration
+		leader, workers int
+		ready           bool
+		told            string
+	}{
+		"no pod":          {age: podWait, told: "has no pod"},
+		"new":             {},
+		"a leader alone":  {age: podWait, leader: 1, told: "lacks workers"},
+		"one worker":      {age: podWait, leader: 1, workers: 1, told: "lacks workers"},
+		"a new leader":    {leader: 1},
+		"whole":           {age: podWait, leader: 1, workers: 2},
+		"a worker is new": {age: podWait, leader: 1, workers: 1, ready: true},
+	} {
+		c, err := newCluster(Config{}.withDefaults(), location{namespace: "n"}, &rest.Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := wanted{Model: engine("m", 1)}
+		w.Hosts, w.workers = 3, new(corev1.PodTemplateSpec)
+		if w.manifest, err = c.manifest(w.Model); err != nil {
+			t.Fatal(err)
+		}
+		c.wanted = []wanted{w}
+		set := w.manifest.DeepCopy()
+		set.Kind, set.Spec.Replicas, set.CreationTimestamp = kindGroups, new(int32(1)), metav1.NewTime(now.Add(-tt.age))
+		var pods []any
+		made := func(pod, role string) {
+			p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod, Labels: map[string]string{labelDeployment: set.Name, labelRole: role}, CreationTimestamp: set.CreationTimestamp}}
+			if tt.ready {
+				p.Spec.NodeName, p.Status.Phase = "n", corev1.PodRunning
+				p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
+			}
+			pods = append(pods, p)
+		}
+		for range tt.leader {
+			made(set.Name+"-0", "")
+		}
+		for i := range tt.workers {
+			made(fmt.Sprint(set.Name, "-0-", i+1), roleWorker)
+		}
+		if err := errors.Join(c.groupSets.Replace([]any{set}, ""), c.pods.Replace(pods, "")); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.blockedModels()["m"]; got == "" != (tt.told == "") || !strings.Contains(got, tt.told) {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
 }

@@ -19,8 +19,8 @@ import (
 const (
 	// loaderInterval is the time between two questions of how far a loader is.
 	loaderInterval = time.Second
-	// loaderPodWait is how long a Job may have no pod before that is a fault.
-	loaderPodWait = 30 * time.Second
+	// podWait is how long a Job or a group may lack pods before that is a fault.
+	podWait = 30 * time.Second
 )
 
 // loaderLoop asks the running loaders how far they are, until ctx ends.
@@ -119,7 +119,7 @@ func (c *cluster) jobsWithoutPods(now time.Time) map[string]string {
 			continue
 		}
 		j := jobs[c.jobName(*m.Weights)]
-		if j == nil || now.Sub(j.CreationTimestamp.Time) < loaderPodWait || newestLoader(pods, j.Name) != nil {
+		if j == nil || now.Sub(j.CreationTimestamp.Time) < podWait || newestLoader(pods, j.Name) != nil {
 			continue
 		}
 		if end, _ := jobEnd(j); end != batchv1.JobComplete {
