@@ -55,7 +55,6 @@ package admission
 
 import (
 	"crypto/rand"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -275,7 +274,8 @@ func (c *Controller) Remove(model string) {
 	delete(c.gates, model)
 	g.closed, g.blockedOnTokens = true, nil
 	c.retired[model] = g
-	members := slices.Clone(g.memberships) // relinkPools empties them
+	members := g.memberships
+	g.memberships = nil
 	c.relinkPools()
 	for _, w := range g.queue.allWaiters() {
 		if w.homeQueue != &g.queue { // it may go to another model of its pool
@@ -369,7 +369,6 @@ func (c *Controller) linkPool(p *pool) {
 	kept := map[string]*membership{}
 	for _, m := range p.memberships {
 		kept[m.gate.model] = m
-		m.gate.memberships = slices.DeleteFunc(m.gate.memberships, func(other *membership) bool { return other == m })
 	}
 	p.memberships, p.minWeight, p.gatesWithFreeLease = nil, maxWeight, 0
 	for _, model := range p.models {

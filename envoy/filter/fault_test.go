@@ -297,7 +297,10 @@ func closedSoon(c *peerConn) bool {
 func TestB6_AMalformedFrameEndsTheConnection(t *testing.T) {
 	b := up(t, options{})
 	le := binary.LittleEndian
+	reserved := encode(frGo, 0, 1, goFrame(toModel, nil, nil, ""))
+	reserved[7] = 1
 	for i, bad := range [][]byte{
+		reserved,
 		encode(99, 0, 0, nil),
 		encode(frWelcome, 0, 0, []byte{9, 0, 0, 0, 1, 0, 0, 0}),
 		encode(frWelcome, 0, 0, []byte{2, 0, 0, 0, 0, 0, 0, 0}),
@@ -316,6 +319,9 @@ func TestB6_AMalformedFrameEndsTheConnection(t *testing.T) {
 		le.AppendUint32(nil, 1<<31),
 		append(le.AppendUint32(nil, 1<<30+5<<20), make([]byte, 12)...),
 		{0, 0, 0, 0, frBye, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+		{0, 0, 16, 0, frGo, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0}, // the beginning of a large one
+		{0, 0, 16, 0, frGo, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+		{0, 0, 16, 0, frWait, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0},
 	} {
 		c := b.send(t, "GET", "/", "")
 		h := b.next(t, frHeaders)

@@ -459,6 +459,55 @@ func TestX2_TheUsageOfAResponseInTheBackgroundIsChargedOnce(t *testing.T) {
 	}
 }
 
+// TestX2_TheUsageOfARefusedResponseIsNotAwaited: a request that the engine refuses costs nothing,
+// whatever is told of its response.
+func TestX2_TheUsageOfARefusedResponseIsNotAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := limited(admission.TenantLimits{TokensPerMinute: 100_000})
+		r := sized("", 400)
+		r.Background, r.Endpoint = true, openai.Responses
+		ticket := s.must(t, r)
+		ticket.LearnResponse("resp_1")
+		ticket.Release()
+		ticket.Correct(Response{Failed: true})
+		s.TellUsage(r.Tenant, "resp_1", request.UsageOf(1000, 30_000, 0))
+		if left := s.left("t").Tokens.Remaining; left != 100_000 || s.AwaitsUsage(r.Tenant, "resp_1") {
+			t.Errorf("%d tokens are left; the usage is awaited: %v", left, s.AwaitsUsage(r.Tenant, "resp_1"))
+		}
+	})
+}
+
+// TestX2_TheUsageOfManyResponsesIsAwaited: of more responses than are kept, the latest are. Each
+// one is charged once.
+func TestX2_TheUsageOfManyResponsesIsAwaited(t *testing.T) {
+	t.Parallel()
+	var l lateCharges
+	id := func(n int) sessionID { return sessionID{key: uint64(n + 1), owner: 1} }
+	first, second := new(lateCharge), new(lateCharge)
+	l.add(sessionID{}, new(lateCharge)) // its id is not known yet
+	l.add(id(0), nil)
+	l.add(id(0), first)
+	l.add(id(1), second)
+	for n := 2; n < maxLateCharges/2+1; n++ {
+		l.add(id(n), new(lateCharge))
+	}
+	if len(l.recent) != 1 || !l.has(id(0)) || !l.has(id(maxLateCharges/2)) || l.has(id(maxLateCharges)) {
+		t.Errorf("%d recent ones", len(l.recent))
+	}
+	if got, again := l.take(id(0)), l.take(id(0)); got != first || again != nil || l.has(id(0)) {
+		t.Errorf("the first one is taken as %p, then as %p", got, again)
+	}
+	if l.add(id(0), first); l.has(id(0)) {
+		t.Error("it is awaited again when its id is told again")
+	}
+	for n := range maxLateCharges {
+		l.add(id(maxLateCharges+n), new(lateCharge))
+	}
+	if got := l.take(id(1)); got != nil || len(l.recent)+len(l.earlier) > maxLateCharges {
+		t.Errorf("%d are kept, with the oldest: %v", len(l.recent)+len(l.earlier), got != nil)
+	}
+}
+
 // TestX2_AUsageThatCannotBeTrueIsNotCharged: an engine that tells more tokens than can be closes
 // nobody's bucket. What it has sent is estimated from its size.
 func TestX2_AUsageThatCannotBeTrueIsNotCharged(t *testing.T) {

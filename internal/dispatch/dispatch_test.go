@@ -345,6 +345,30 @@ func TestAModelThatGoesLetsItsNeighbourIn(t *testing.T) {
 	})
 }
 
+// A request that waits for a model is refused at once when the model goes.
+func TestAModelThatGoesLeavesNoWaiter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(Policy{Limits: admission.Limits{MaxConcurrent: 1}})
+		s.put("m", replicas("a")...)
+		first := s.must(t, newRequest("m", "k"))
+		faults := make(chan *openai.Error)
+		go func() {
+			_, fault := s.Dispatch(t.Context(), newRequest("m", "k"))
+			faults <- fault
+		}()
+		synctest.Wait()
+		began := time.Now()
+		s.fleet.Set("test-m", engines.Part{})
+		s.rebuild()
+		if fault := <-faults; fault == nil || fault.Code != openai.CodeNoReplica || time.Since(began) != 0 {
+			t.Errorf("after %v: %+v", time.Since(began), fault)
+		}
+		first.Release()
+		s.put("m", replicas("a")...)
+		s.must(t, newRequest("m", "k")).Release()
+	})
+}
+
 // inherited counts those of both kinds.
 func (s *stage) recoveredRequest() int {
 	counted, unlocated := s.RecoveredCount()

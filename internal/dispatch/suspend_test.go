@@ -209,6 +209,12 @@ func TestAReplicaThatAnswersNothingIsStuck(t *testing.T) {
 			}
 		}
 		request(time.Second, true)
+		if got := silence(stuckInARow, silentAfter-time.Second); got != 0 {
+			t.Errorf("clients that leave soon: %v, want none", got)
+		}
+		if got := silence(silentInARow-1, silentAfter); got != 0 {
+			t.Errorf("after an answer: %v, want none", got)
+		}
 		if got := silence(10*stuckInARow, silentAfter); got != Silent {
 			t.Errorf("after a short time: %v, want %v", got, Silent)
 		}

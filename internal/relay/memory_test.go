@@ -15,6 +15,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/memory"
+	"github.com/sluice-gateway/sluice/internal/request"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
@@ -175,4 +176,55 @@ func TestX7_ForwardedBodiesAreCounted(t *testing.T) {
 		t.Errorf("without memory: %d", status)
 	}
 	b.Release(memory.Requests, 4<<20-10)
+}
+
+// TestX7_RefusedCallsHoldNoMemory: a call that is refused after its body was reserved gives the
+// memory back.
+func TestX7_RefusedCallsHoldNoMemory(t *testing.T) {
+	b := memory.NewBudget(4 << 20)
+	h := newHarness(t, options{memory: b, policy: Policy{Resume: time.Minute}})
+	if status, text := h.sendAndRead(hello, "id: r1", "last-event-id: x"); status != 400 || !strings.Contains(text, "Last-Event-ID") {
+		t.Errorf("%d %s", status, text)
+	}
+	h.awaitMemory(b)
+}
+
+// TestX7_StoredUsageInLittleMemory: an answer with a stored response that is too large, or for
+// which there is no memory, tells no usage. Its client gets all of it. The memory is given back.
+func TestX7_StoredUsageInLittleMemory(t *testing.T) {
+	t.Parallel()
+	const head, tail = `{"id":"resp_1","object":"response","status":"completed","text":"`, `","usage":{"input_tokens":10,"output_tokens":3,"total_tokens":13}}`
+	for name, c := range map[string]struct {
+		length, most int
+		taken        int64
+		status       int
+		told         bool
+	}{
+		"it fits":          {100_000, 1 << 20, 0, 200, true},
+		"just too large":   {100_000, 100_000 + len(head) + len(tail) - 1, 0, 200, false},
+		"as large as may":  {100_000, 100_000 + len(head) + len(tail), 0, 200, true},
+		"no memory":        {100_000, 1 << 20, 1 << 20, 200, false},
+		"none for a copy":  {100_000, 1 << 20, 1<<20 - 90_000, 200, false},
+		"an error's usage": {100, 1 << 20, 0, 404, false},
+	} {
+		b := memory.NewBudget(1 << 20)
+		if c.taken = min(c.taken, b.LimitOf(memory.Answers)); !b.Reserve(memory.Answers, c.taken) {
+			t.Fatal("the budget is full")
+		}
+		r := &Relay{config: Config{Memory: b, MaxAnswer: int64(c.most)}}
+		whole, told := head+strings.Repeat("x", c.length)+tail, []request.Usage(nil)
+		body, release := r.readUsage(&http.Response{StatusCode: c.status, Header: http.Header{"Content-Type": {"application/json"}},
+			Body: io.NopCloser(strings.NewReader(whole))}, func(u request.Usage) { told = append(told, u) })
+		got := new(strings.Builder)
+		if _, err := io.CopyBuffer(got, struct{ io.Reader }{body}, make([]byte, 4096)); err != nil || got.String() != whole {
+			t.Errorf("%s: %d bytes of %d came, %v", name, got.Len(), len(whole), err)
+		}
+		held := b.Total() - c.taken
+		if c.told != (len(told) == 1 && told[0].Known && told[0].Prompt == 10 && told[0].Completion == 3) || (held > 0) != c.told {
+			t.Errorf("%s: told %+v, and %d bytes are held", name, told, held)
+		}
+		if release(); b.Total() != c.taken {
+			t.Errorf("%s: %d bytes are not given back", name, b.Total()-c.taken)
+		}
+	}
 }

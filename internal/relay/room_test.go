@@ -11,6 +11,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/dispatch"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
@@ -121,6 +122,27 @@ func TestPendingIsNotForgotten(t *testing.T) {
 	leave()
 	<-over
 	h.waitQueued(0)
+
+	for header, body := range map[string]string{"x-last": "short", "last-event-id": hello} {
+		p, c = pending()
+		c.Scan.RequestID = "r1"
+		post, err := http.NewRequestWithContext(t.Context(), http.MethodPost, h.url+"/v1/chat/completions", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		post.Header.Set(header, "no number")
+		post.Header.Set(headers.Handoff, h.relay.config.Handoff.Offer(&dispatch.Offer{Tenant: c.Tenant, Path: c.Path, Scan: c.Scan, Pending: p, Record: h}))
+		h.waitQueued(1)
+		response, err := http.DefaultTransport.RoundTrip(post)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != 400 {
+			t.Errorf("%s: %d", header, response.StatusCode)
+		}
+		h.waitQueued(0)
+	}
 
 	p, c = pending()
 	h.waitQueued(1)

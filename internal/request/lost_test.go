@@ -37,7 +37,7 @@ func TestE3_RequestsOfADeadEnvoyCount(t *testing.T) {
 		}
 		q := (*finished)[0]
 		if q.ID != "a" || q.Tenant != "acme" || q.Model != "chat" || q.Replica != "chat-0" || q.Route != RouteNative || !q.Abandoned ||
-			q.Cause != CauseGateway || q.Code != "gateway_unavailable" || q.PromptTokens != 70 || q.UsageKnown || q.State != Done {
+			q.Cause != CauseGateway || q.Code != "gateway_unavailable" || q.PromptTokens != 70 || q.UsageKnown || q.State != Done || q.Attempts != 1 {
 			t.Errorf("%+v", q)
 		}
 		if len(h.corrected) != 1 || !h.corrected[0].Lost || !h.corrected[0].Abandoned || h.released != 1 {
@@ -171,7 +171,7 @@ func TestE3_RecoveredRequestsOfADeadEnvoyCount(t *testing.T) {
 		}
 		q := finished[0]
 		if q.ID != "lost" || q.Tenant != "acme" || q.State != Done || q.Code != "gateway_unavailable" || q.Cause != CauseGateway ||
-			q.CompletionTokens != 40 || q.PromptTokens == 0 || q.UsageKnown || q.Duration < lateNews {
+			q.CompletionTokens != 40 || q.PromptTokens == 0 || q.UsageKnown || q.Duration < lateNews || q.Flags != "" {
 			t.Errorf("%+v", q)
 		}
 		if len(lost) != 1 || lost[0].RequestID != "lost" || lost[0].Interim || lost[0].BytesOut != 40 || lost[0].Metadata["tenant"] != "acme" {
@@ -194,4 +194,38 @@ func TestE3_RecoveredRequestsOfADeadEnvoyCount(t *testing.T) {
 		}
 		time.Sleep(lateNews)
 	})
+}
+
+// TestE3_ARecoveredRequestIsWatchedUntilItsEnd: the Envoy of a request of before a restart may live
+// for long, and die then. A final entry that comes just after its death counts alone.
+func TestE3_ARecoveredRequestIsWatchedUntilItsEnd(t *testing.T) {
+	t.Parallel()
+	for _, entryComes := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var finished []Summary
+			dies := time.Now().Add(3*lateNews + 2*time.Second)
+			s := NewStore(4)
+			s.Subscribe(Subscribers{
+				Lives:    func(int) bool { return time.Now().Before(dies) },
+				Finished: []func(Summary){func(q Summary) { finished = append(finished, q) }},
+			})
+			e := final("a")
+			e.Interim, e.PID, e.Start, e.Streamed = true, 7, time.Now(), true
+			s.Observe(e)
+			time.Sleep(3*lateNews + time.Second)
+			synctest.Wait()
+			if _, running := s.List(0); running != 1 {
+				t.Fatal("it has ended while its Envoy lives")
+			}
+			time.Sleep(lateNews)
+			if synctest.Wait(); entryComes {
+				s.Observe(final("a"))
+			}
+			time.Sleep(lateNews)
+			synctest.Wait()
+			if len(finished) != 1 || (finished[0].Code == "gateway_unavailable") == entryComes {
+				t.Errorf("the entry comes: %v; ended: %+v", entryComes, finished)
+			}
+		})
+	}
 }
