@@ -46,6 +46,9 @@ const (
 	// unknownShare is the part of MaxBytes that a body of unknown length counts as at most. Nobody
 	// sees how much of it has come. Most such bodies are short.
 	unknownShare = 16
+	// keptTenants is how many tenants are kept, so that most requests make none. Tokens may name
+	// any number of tenants.
+	keptTenants = 1024
 )
 
 // uploads has the bodies that Envoy is receiving.
@@ -55,7 +58,7 @@ type uploads struct {
 	maxBody int64
 
 	mu sync.Mutex
-	// tenants and stats are guarded by mu. A tenant stays in the map when it has no body.
+	// tenants and stats are guarded by mu. Up to keptTenants stay in the map without a body.
 	tenants map[string]*tenantUploads
 	stats   UploadStats
 	// first and last are the ends of the list of bodies. Guarded by mu.
@@ -122,6 +125,7 @@ func (u *uploads) begin(up *upload) *openai.Error {
 	up.tenant = t
 	if !u.fitsLocked(up) {
 		u.stats.Refused++
+		u.forgetLocked(up)
 		return openai.Errorf(openai.CodeGatewayUnavailable, "The gateway receives as many bytes of other requests as it may.")
 	}
 	u.appendLocked(up)
@@ -204,6 +208,14 @@ func (u *uploads) removeLocked(up *upload) {
 	up.tenant.bytes -= up.bytes
 	u.stats.Bytes -= up.bytes
 	u.stats.Count--
+	u.forgetLocked(up)
+}
+
+// forgetLocked forgets the tenant of a body if it has none and many are kept. u.mu is held.
+func (u *uploads) forgetLocked(up *upload) {
+	if up.tenant.count == 0 && len(u.tenants) > keptTenants {
+		delete(u.tenants, up.name)
+	}
 }
 
 // sweep answers the clients of late bodies.

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -150,4 +151,27 @@ func TestX7_ManyBodies(t *testing.T) {
 			t.Error("a timer looks for late bodies although there is none")
 		}
 	})
+}
+
+// TestX7_TenantsOfBodiesAreForgotten: tokens may name any number of tenants.
+func TestX7_TenantsOfBodiesAreForgotten(t *testing.T) {
+	u := newUploads(UploadLimits{MaxBytes: 100}, 1000)
+	lasting, _ := testUpload("lasting", 90)
+	if fault := u.begin(lasting); fault != nil {
+		t.Fatal(fault)
+	}
+	for i := range 3 * keptTenants {
+		fits, _ := testUpload(fmt.Sprint("fits ", i), 10)
+		if fault := u.begin(fits); fault != nil {
+			t.Fatal(fault)
+		}
+		tooLong, _ := testUpload(fmt.Sprint("too long ", i), 50)
+		if u.begin(tooLong) == nil {
+			t.Fatal("too many bytes are received")
+		}
+		u.end(fits)
+	}
+	if n := len(u.tenants); n > keptTenants+1 || u.tenants["lasting"].bytes != 90 {
+		t.Errorf("%d tenants are kept: %+v", n, u.tenants["lasting"])
+	}
 }
