@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	client "github.com/redis/go-redis/v9"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
@@ -244,4 +245,50 @@ func TestPingHangingSentinels(t *testing.T) {
 	if err != nil || len(p.Silent) != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
+}
+
+// TestASentinelThatTellsAnotherMaster: the sentinel in use publishes nothing, and tells another
+// master than most. The gateway goes to the master that most tell, and comes back when all tell the
+// first one again. No connection fails meanwhile.
+func TestASentinelThatTellsAnotherMaster(t *testing.T) {
+	t.Parallel()
+	g := redistest.Sentinels(t, nil)
+	for _, s := range g.Sentinels {
+		s.Kill()
+	}
+	second, first := g.Servers[0].Client(), g.Servers[1].Client()
+	if err := first.ReplicaOf(t.Context(), "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	other, used := g.CutOff(t), (&redistest.Guarded{Servers: g.Servers[1:]}).CutOff(t)
+	var fronts []*redistest.Address
+	var hosts []string
+	for range 3 {
+		front := redistest.Front(used)
+		fronts, hosts = append(fronts, front), append(hosts, strings.TrimPrefix(front.URL(), "redis://"))
+	}
+	server := guarded(g)
+	server.URL = "redis://:" + redistest.MasterPassword + "@" + strings.Join(hosts, ",")
+	s, err := New(Config{Server: server, Timeout: 500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	runStore(t, s)
+	writes := func(c *client.Client) int {
+		n, _ := c.HGet(t.Context(), "{sluice}:epoch", "writes").Int()
+		return n
+	}
+	sharesAt := func(c *client.Client) func() bool {
+		from := writes(c)
+		return func() bool { return writes(c) > from && s.Status().Up }
+	}
+	eventually(t, "it shares the first master", sharesAt(first))
+	for _, front := range fronts[1:] {
+		front.Move(other)
+	}
+	eventually(t, "it shares the second master", sharesAt(second))
+	for _, front := range fronts[1:] {
+		front.Move(used)
+	}
+	eventually(t, "it shares the first master again", sharesAt(first))
 }

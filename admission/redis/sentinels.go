@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -22,9 +21,11 @@ const (
 )
 
 // votes knows which master the sentinels tell. The library asks one sentinel as long as that one
-// answers, also if it is cut off from the others and tells the master of before. So votes asks all
-// sentinels beside each new connection, and the next connection goes to the master that most tell.
+// answers. That one may be cut off from the others and tell the master of before. Or it leads the
+// failover: then it publishes the new master last, when all replicas follow that one. So votes asks
+// all sentinels, and connections go to the master that most tell.
 type votes struct {
+	// options and dial are those of the first client, without votes.
 	options *client.UniversalOptions
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
 
@@ -32,25 +33,61 @@ type votes struct {
 	// told are the addresses that the sentinels tell, at the time askedAt; guarded by mu.
 	told    []string
 	askedAt time.Time
+	// masters are all addresses that a sentinel has told; guarded by mu.
+	masters map[string]bool
 }
 
-// countVotes makes the connections of o go to the master that most sentinels tell.
-func countVotes(o *client.UniversalOptions) {
+// count makes the connections of o go to the master that most sentinels tell. o is that of one of
+// several clients for the same Redis.
+func (v *votes) count(o *client.UniversalOptions) {
 	if o.Dialer == nil {
 		o.Dialer = (&net.Dialer{Timeout: longestDial, KeepAliveConfig: keepAlive}).DialContext
 	}
-	asking := *o
-	v := &votes{options: &asking, dial: o.Dialer}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.options == nil {
+		asking := *o
+		v.options, v.dial, v.masters = &asking, o.Dialer, map[string]bool{}
+	}
 	o.Dialer = v.dialMaster
 }
 
 // dialMaster connects to an address that a sentinel tells, or that is a sentinel's own.
 func (v *votes) dialMaster(ctx context.Context, network, address string) (net.Conn, error) {
-	return v.dial(ctx, network, v.most(address))
+	address = v.most(address)
+	c, err := v.dial(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return v.watch(c, address), nil
 }
 
-// most returns the address of the master that more sentinels tell than the given one. No connection
-// waits for their answers.
+// watch closes a connection to a master when more sentinels tell another one.
+func (v *votes) watch(c net.Conn, address string) net.Conn {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		for ctx.Err() == nil && v.most(address) == address {
+			sleep(ctx, votesEvery)
+		}
+		_ = c.Close() // it may be closed already
+	}()
+	return watched{c, cancel}
+}
+
+// watched is a connection that watch watches until it is closed.
+type watched struct {
+	net.Conn
+	cancel context.CancelFunc
+}
+
+// Close closes the connection.
+func (w watched) Close() error {
+	w.cancel()
+	return w.Conn.Close()
+}
+
+// most returns the address of the master that more sentinels tell than the given one. Nobody waits
+// for their answers.
 func (v *votes) most(address string) string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -62,7 +99,7 @@ func (v *votes) most(address string) string {
 		v.askedAt = time.Now()
 		go v.ask()
 	}
-	if !slices.Contains(v.told, address) {
+	if !v.masters[address] {
 		return address // a sentinel, or a master that no sentinel told
 	}
 	return mostTold(v.told, address)
@@ -73,6 +110,9 @@ func (v *votes) ask() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.told = masters
+	for _, address := range masters {
+		v.masters[address] = true
+	}
 }
 
 // mostTold returns the address that most sentinels tell. Of several it returns the given one, or
