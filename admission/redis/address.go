@@ -31,10 +31,14 @@ type Server struct {
 	// ServerName is the name for which the certificate of every server is checked. "": the host
 	// that was dialled.
 	ServerName string
+
+	votes *votes // those of all clients; nil: each client has its own
 }
 
-// Follow reads the files of Certificates for the first time. There are none if f names no file.
+// Follow reads the files of Certificates for the first time. There are none if f names no file. All
+// clients of s and its copies ask the sentinels together from now on.
 func (s *Server) Follow(f certificates.Files, log *zap.Logger) (err error) {
+	s.votes = new(votes)
 	if f != (certificates.Files{}) {
 		s.Certificates, err = certificates.Follow(f, "redis", log)
 	}
@@ -93,7 +97,7 @@ func (s Server) options() (*client.UniversalOptions, error) {
 		return nil, err
 	}
 	if s.Sentinel != nil {
-		countVotes(o)
+		cmp.Or(s.votes, new(votes)).count(o)
 	}
 	return o, nil
 }

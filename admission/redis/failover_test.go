@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -271,4 +272,34 @@ func TestAnEndThatWasNotHeard(t *testing.T) {
 		defer all[0].mu.Unlock()
 		return len(all[0].tasks) == 0
 	})
+}
+
+// TestATaskThatIsNotReportedYet: after an outage, gateways come back one after the other. Of a task
+// that the store does not know, one that is early does not say that there is none.
+func TestATaskThatIsNotReportedYet(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := stores(t, 1, Config{}, server)[0]
+	if err := s.EndTask(t.Context(), "acme", "task", -1); !errors.Is(err, admission.ErrUnknownTask) {
+		t.Fatal("after the start: ", err)
+	}
+	server.Kill()
+	eventually(t, "the store is lost", func() bool { return !s.Status().Up })
+	server.Restart()
+	eventually(t, "the store is shared again", func() bool { return s.Status().Up })
+	at := func(returned time.Time) error {
+		s.mu.Lock()
+		if s.returnedAt.IsZero() {
+			t.Error("it does not know when it has returned")
+		}
+		s.returnedAt = returned
+		s.mu.Unlock()
+		return s.EndTask(t.Context(), "acme", "task", -1)
+	}
+	if err := at(time.Now().Add(time.Hour)); !errors.Is(err, admission.ErrUnavailable) {
+		t.Error("early: ", err)
+	}
+	if err := at(time.Now().Add(-aliveFor)); !errors.Is(err, admission.ErrUnknownTask) {
+		t.Error("later: ", err)
+	}
 }

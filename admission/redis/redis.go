@@ -159,6 +159,8 @@ type Store struct {
 	// resuming says that the store is about to be shared. Claims wait meanwhile.
 	resuming bool
 	status   Status
+	// returnedAt is when the store was shared again after the last outage; zero before the first.
+	returnedAt time.Time
 	// version is that of the limits that this process uses.
 	version string
 	// epoch is the known epoch; "" before the first.

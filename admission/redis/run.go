@@ -245,6 +245,9 @@ func (s *Store) restoreLevelsLocked() {
 func (s *Store) startSharing() {
 	s.mu.Lock()
 	s.setSharedLocked(true)
+	if s.wasShared {
+		s.returnedAt = time.Now()
+	}
 	gateways, subscriber := s.status.Gateways, s.subscriber
 	waiting := slices.Collect(maps.Keys(s.served))
 	s.mu.Unlock()

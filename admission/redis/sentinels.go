@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -22,9 +21,11 @@ const (
 )
 
 // votes knows which master the sentinels tell. The library asks one sentinel as long as that one
-// answers, also if it is cut off from the others and tells the master of before. So votes asks all
-// sentinels beside each new connection, and the next connection goes to the master that most tell.
+// answers. That one may be cut off from the others and tell the master of before. Or it leads the
+// failover: then it publishes the new master last, when all replicas follow that one. So votes asks
+// all sentinels, and connections go to the master that most tell.
 type votes struct {
+	// options and dial are those of the first client, without votes.
 	options *client.UniversalOptions
 	dial    func(ctx context.Context, network, address string) (net.Conn, error)
 
@@ -32,39 +33,40 @@ type votes struct {
 	// told are the addresses that the sentinels tell, at the time askedAt; guarded by mu.
 	told    []string
 	askedAt time.Time
+	// masters are all addresses that a sentinel has told; guarded by mu.
+	masters map[string]bool
 }
 
-// countVotes makes the connections of o go to the master that most sentinels tell.
-func countVotes(o *client.UniversalOptions) {
+// count makes the connections of o go to the master that most sentinels tell. o is that of one of
+// several clients for the same Redis.
+func (v *votes) count(o *client.UniversalOptions) {
 	if o.Dialer == nil {
 		o.Dialer = (&net.Dialer{Timeout: longestDial, KeepAliveConfig: keepAlive}).DialContext
 	}
-	asking := *o
-	v := &votes{options: &asking, dial: o.Dialer}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.options == nil {
+		asking := *o
+		v.options, v.dial, v.masters = &asking, o.Dialer, map[string]bool{}
+	}
 	o.Dialer = v.dialMaster
 }
 
 // dialMaster connects to an address that a sentinel tells, or that is a sentinel's own.
 func (v *votes) dialMaster(ctx context.Context, network, address string) (net.Conn, error) {
-	most := address
-	// No sentinel tells its own address, or that of a master that it is the first to know.
-	if told := v.current(); slices.Contains(told, address) {
-		most = mostTold(told, address)
+	address = v.most(address)
+	c, err := v.dial(ctx, network, address)
+	if err != nil {
+		return nil, err
 	}
-	c, err := v.dial(ctx, network, most)
-	if err == nil && most != address {
-		c = v.watch(c, most)
-	}
-	return c, err
+	return v.watch(c, address), nil
 }
 
-// watch closes a connection when more sentinels tell another master than its address. The library
-// does so only when the sentinel that it asks tells another one. But that one may have been the
-// first to tell of a new master, while most told that of before.
+// watch closes a connection to a master when more sentinels tell another one.
 func (v *votes) watch(c net.Conn, address string) net.Conn {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		for ctx.Err() == nil && mostTold(v.current(), address) == address {
+		for ctx.Err() == nil && v.most(address) == address {
 			sleep(ctx, votesEvery)
 		}
 		_ = c.Close() // it may be closed already
@@ -84,8 +86,9 @@ func (w watched) Close() error {
 	return w.Conn.Close()
 }
 
-// current returns what the sentinels told last. No connection waits for their answers.
-func (v *votes) current() []string {
+// most returns the address of the master that more sentinels tell than the given one. Nobody waits
+// for their answers.
+func (v *votes) most(address string) string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	since := time.Since(v.askedAt)
@@ -96,7 +99,10 @@ func (v *votes) current() []string {
 		v.askedAt = time.Now()
 		go v.ask()
 	}
-	return v.told
+	if !v.masters[address] {
+		return address // a sentinel, or a master that no sentinel told
+	}
+	return mostTold(v.told, address)
 }
 
 func (v *votes) ask() {
@@ -104,6 +110,9 @@ func (v *votes) ask() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.told = masters
+	for _, address := range masters {
+		v.masters[address] = true
+	}
 }
 
 // mostTold returns the address that most sentinels tell. Of several it returns the given one, or

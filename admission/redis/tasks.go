@@ -82,6 +82,13 @@ func (s *Store) localTask(tenant, id string) (admission.Task, bool) {
 	return admission.Task{ID: id, Model: h.claim.Model, Tenant: tenant, Tokens: h.claim.Tokens, Expires: h.expires, Until: h.until}, true
 }
 
+// justReturned reports whether this gateway shares again since a short time. Others may come later.
+func (s *Store) justReturned() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.returnedAt) < aliveFor
+}
+
 // runTaskScript asks the store about a task of a tenant. args are the tenant, the id (to find it:
 // its key) and a number.
 func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (admission.Task, error) {
@@ -99,6 +106,11 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 		return admission.Task{}, admission.ErrUnavailable
 	}
 	switch r.status {
+	case "absent":
+		if s.justReturned() { // another gateway may still have to report the task
+			return admission.Task{}, admission.ErrUnavailable
+		}
+		return admission.Task{}, admission.ErrUnknownTask
 	case "unknown":
 		return admission.Task{}, admission.ErrUnknownTask
 	case "ended":
