@@ -221,9 +221,9 @@ func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 	}, true
 }
 
-// holdTask claims and renews the task of a carried or recovered request, until leave is called. Only
-// the first call of leave has an effect. The claim may be lacking, because such a request cannot be
-// refused. The task is renewed at once, because nobody may have renewed it for a while.
+// holdTask claims and renews the task of a carried or recovered request, until leave is called.
+// Only the first call of leave has an effect. The claim may be lacking, because such a request
+// cannot be refused. The task is renewed at once, because nobody may have renewed it for a while.
 func (d *Dispatcher) holdTask(tenant, id string) (leave func()) {
 	if id == "" {
 		return func() {}

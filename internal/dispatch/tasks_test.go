@@ -249,8 +249,8 @@ func TestW6_ATaskLastsAsLongAsItsCarriedRequest(t *testing.T) {
 }
 
 // TestW6_ATaskLastsAsLongAsItsRecoveredRequest: Envoy carries a request of a task on while the
-// gateway is killed and started again. The log of Envoy names the task, which is then kept until the
-// request has ended.
+// gateway is killed and started again. The log of Envoy names the task, which is then kept until
+// the request has ended.
 func TestW6_ATaskLastsAsLongAsItsRecoveredRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStage(Policy{})

@@ -112,8 +112,8 @@ func openJournal(path string) (*journal, table, error) {
 }
 
 // lockJournal opens and locks a journal, and returns its text. flag is os.O_CREATE if a missing
-// journal is made, else 0. The error is errLocked if another process writes the journal. The file is
-// open for writing also where it is only read, because NFS gives the lock to no other file.
+// journal is made, else 0. The error is errLocked if another process writes the journal. The file
+// is open for writing also where it is only read, because NFS gives the lock to no other file.
 func lockJournal(path string, flag int) (*journal, []byte, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_APPEND|flag, 0o600)
 	if err != nil {

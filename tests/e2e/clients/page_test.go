@@ -70,8 +70,8 @@ func TestE2E_O10_PageInRareStates(t *testing.T) {
 	runPage(t, "pagecases.mjs", map[string]string{})
 }
 
-// The menu of a narrow screen, the links of conditions, the heads of columns and rounded numbers are
-// as their reader expects.
+// The menu of a narrow screen, the links of conditions, the heads of columns and rounded numbers
+// are as their reader expects.
 func TestE2E_O10_PageDetails(t *testing.T) {
 	t.Parallel()
 	runPage(t, "pagedetails.mjs", map[string]string{})
