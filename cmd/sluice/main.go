@@ -116,7 +116,7 @@ func explainArgs(c *cobra.Command) {
 	}
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if check(cmd, args) == nil {
-			return exclusiveFlags(cmd)
+			return cmp.Or(missingFlags(cmd), exclusiveFlags(cmd))
 		}
 		if err := refuseFile(cmd, args); err != nil {
 			return err
@@ -148,6 +148,21 @@ func explainFlag(cmd *cobra.Command, err error) error {
 	}
 	flag := value.GetFlag()
 	return fmt.Errorf("--%s is %q: use %s", flag.Name, value.GetValue(), cmp.Or(want[flag.Value.Type()], flag.Value.Type()))
+}
+
+// missingFlags returns an error if a flag is missing that the command needs. Cobra's own error does
+// not say what to do.
+func missingFlags(cmd *cobra.Command) error {
+	if cmd.ValidateRequiredFlags() == nil {
+		return nil
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) {
+		if len(f.Annotations[cobra.BashCompOneRequiredFlag]) > 0 && !f.Changed {
+			names = append(names, "--"+f.Name)
+		}
+	})
+	return fmt.Errorf("%s is missing: the command is `%s`", strings.Join(names, " and "), cmd.UseLine())
 }
 
 // exclusiveFlags returns an error if flags are given that exclude each other. Cobra's own error is

@@ -130,7 +130,7 @@ func milliseconds(ms float64) string {
 	switch {
 	case ms == 0:
 		return ""
-	case ms < 1000:
+	case ms < 999.5: // 999.7 is 1.00s, not 1000ms
 		return fmt.Sprintf("%.0fms", ms)
 	case ms < 100_000:
 		return fmt.Sprintf("%.2fs", ms/1000)

@@ -36,3 +36,13 @@ func TestO8_TablesHaveNoMarksOfDirection(t *testing.T) {
 		t.Errorf("%q", text.String())
 	}
 }
+
+// A time that is rounded up has the next unit.
+func TestO8_TimesHaveTheRightUnit(t *testing.T) {
+	t.Parallel()
+	for ms, want := range map[float64]string{0: "", 12.4: "12ms", 999.4: "999ms", 999.7: "1.00s", 2310: "2.31s", 192_000: "3m12s"} {
+		if got := milliseconds(ms); got != want {
+			t.Errorf("%v ms is written as %s, want %s", ms, got, want)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -53,12 +54,10 @@ func reload(cmd *cobra.Command, client adminclient.Client, force bool) error {
 	if err := client.Call(cmd.Context(), http.MethodPost, "/api/v1/reload", map[string]bool{"force": force}, nil); err != nil {
 		return err
 	}
-	out := cmd.OutOrStdout()
-	fmt.Fprintln(out, "The file is in force.")
 	var s gatewayStatus
-	if err := client.Call(cmd.Context(), http.MethodGet, "/api/v1/status", nil, &s); err != nil {
-		return nil //nolint:nilerr // the reload itself has succeeded
-	}
+	_ = client.Call(cmd.Context(), http.MethodGet, "/api/v1/status", nil, &s) // the reload itself has succeeded
+	out := cmd.OutOrStdout()
+	fmt.Fprintln(out, printable(cmp.Or(s.Config.Path, "The file")+" is in force.")) // -c may name another file with the same admin
 	writeRestart(out, s.Config.NeedsRestart)
 	return nil
 }

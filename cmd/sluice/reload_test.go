@@ -11,7 +11,7 @@ import (
 func TestO8_ReloadSaysThatTheFileIsInForce(t *testing.T) {
 	t.Parallel()
 	for status, want := range map[string]string{
-		`{"config":{"path":"sluice.yaml"}}`:                   "The file is in force.\n",
+		`{"config":{"path":"sluice.yaml"}}`:                   "sluice.yaml is in force.\n",
 		`{"config":{"needs_restart":["listen","log_level"]}}`: "The file is in force.\nA restart is needed for: listen, log_level\n",
 		"": "The file is in force.\n",
 	} {

@@ -91,14 +91,20 @@ func up(cmd *cobra.Command, g *globals, flags upFlags, models []string) error {
 		}
 		return err
 	}
-	binary, err := findEnvoy(cmd, flags.binary) // before it asks a hub
-	if err != nil {
-		return err
-	}
 	if len(models) == 0 && len(flags.upstreams) == 0 {
+		var err error
 		if flags.file, err = sayFound(cmd, flags.file); err != nil {
 			return err
 		}
+	}
+	if flags.file != "" {
+		if _, err := config.LoadWithFields(flags.file, addresses(cmd)); err != nil { // before an Envoy is fetched
+			return err
+		}
+	}
+	binary, err := findEnvoy(cmd, flags.binary) // before it asks a hub
+	if err != nil {
+		return err
 	}
 	o, cleanUp, err := upOptions(cmd, flags, models)
 	if err != nil {

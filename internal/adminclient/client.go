@@ -150,7 +150,7 @@ func (c Client) send(ctx context.Context, method, path string, body any) (*http.
 	case err != nil:
 		return nil, &UnreachableError{c.Address, err}
 	case resp.StatusCode >= http.StatusMultipleChoices:
-		defer resp.Body.Close() //nolint:errcheck // the body was read
+		defer resp.Body.Close()                    //nolint:errcheck // the body was read
 		if resp.Header.Get(headers.Source) != "" { // the admin listener does not send it
 			return nil, fmt.Errorf("the listener for clients answers at %s: name the address of `admin` by --admin HOST:PORT", c.Address)
 		}

@@ -340,7 +340,7 @@ func (d *Dispatcher) ObserveRecovered(e *request.Entry) {
 	r := RecoveredRequest{Location: Location{Model: e.Model, Address: e.Upstream, Cluster: e.Cluster}, Request: e.RequestID,
 		Tenant: e.Metadata[headers.MetadataTenant], Key: e.Metadata[headers.MetadataKey], Lease: e.Metadata[headers.MetadataLease], Tokens: tokens,
 		Task: e.Metadata[headers.MetadataTask],
-		end: endOf(e)}
+		end:  endOf(e)}
 	if e.Interim {
 		d.IdentifyRecovered(r)
 		return

@@ -279,7 +279,8 @@ func (t *Ticket) move(indexLocked func() int) {
 }
 
 // moveTo moves the slot to the replica of an index. It returns the counter of the replica that had
-// the slot before, and nil if nothing changes.
+// the slot before, and nil if nothing changes. A replica that has left the fleet since the pick,
+// without requests, and has come back has a new counter. The request then counts on the old one.
 func (t *Ticket) moveTo(indexLocked func() int) (from *counter) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

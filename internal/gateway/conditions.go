@@ -339,12 +339,21 @@ func envoyProcessConditions(s envoy.Status) []condition.Condition {
 	case s.State == envoy.StateLive:
 		return nil
 	default:
-		c = condition.Fault(condition.EnvoyUnresponsive, "", "NotLive", fmt.Sprintf("Envoy is %s: %s.", s.State, sentence(s.Reason)))
-		if s.State == envoy.StateStarting || s.State == envoy.StateDown && s.Reason == "" {
-			c.Reason, c.Severity, c.Message = "Starting", condition.Info, "Envoy is starting."
+		does, starts := describeEnvoy(s)
+		c = condition.Fault(condition.EnvoyUnresponsive, "", "NotLive", does+".")
+		if starts {
+			c.Reason, c.Severity = "Starting", condition.Info
 		}
 	}
 	return []condition.Condition{c}
+}
+
+// describeEnvoy says what an Envoy does that is not live, and whether it starts.
+func describeEnvoy(s envoy.Status) (does string, starts bool) {
+	if s.State == envoy.StateStarting || s.State == envoy.StateDown && s.Reason == "" {
+		return "Envoy is starting", true
+	}
+	return fmt.Sprintf("Envoy is %s: %s", s.State, sentence(s.Reason)), false
 }
 
 // fileConditions tells whether the newest file is in force.

@@ -248,7 +248,8 @@ func (a keyAdmin) New(ctx context.Context, asked admin.NewKey) (admin.Key, strin
 	case c.Auth.Mode != config.AuthKeys:
 		return admin.Key{}, "", conflict("auth.mode is %s, so no key is looked at.", c.Auth.Mode)
 	case !known:
-		return invalid("tenant", fmt.Sprintf("The file has no tenant %q: use the name of one of its tenants.", asked.Tenant))
+		return invalid("tenant", fmt.Sprintf("The file has no tenant %q: use the name of one of its tenants, or put the tenant into the file. "+
+			"`sluice keys new --tenant %s --print` prints its lines.", asked.Tenant, asked.Tenant))
 	case !config.ValidKeyName(asked.Name):
 		return invalid("name", "name must be at most 100 bytes and not begin with sk-, as a key does.")
 	case asked.Expires != nil && !asked.Expires.After(now):

@@ -123,7 +123,7 @@ func TestB4_ANewKeyOfAnUnknownTenant(t *testing.T) {
 	g := new(Gateway)
 	g.settings.first = c
 	_, _, fault := keyAdmin{g}.New(t.Context(), admin.NewKey{Tenant: "u"})
-	if fault == nil || fault.Param != "tenant" || fault.Message != `The file has no tenant "u": use the name of one of its tenants.` {
+	if fault == nil || fault.Param != "tenant" || fault.Message != "The file has no tenant \"u\": use the name of one of its tenants, or put the tenant into the file. `sluice keys new --tenant u --print` prints its lines." {
 		t.Errorf("the fault is %+v", fault)
 	}
 }

@@ -211,6 +211,7 @@ func TestX13_ConditionsOfAnEnvoyThatDoesNotAnswer(t *testing.T) {
 	}{
 		{envoy.Status{State: envoy.StateLive}, "", ""},
 		{envoy.Status{State: envoy.StateStarting, PID: 7}, "Starting", "Envoy is starting"},
+		{envoy.Status{State: envoy.StateDown}, "Starting", "Envoy is starting"},
 		{envoy.Status{State: envoy.StateDown, Reason: "no space left on device"}, "NotLive", "no space left on device"},
 		{envoy.Status{State: envoy.StateLive, PID: 7, SilentSince: since}, "AdminSilent", "(pid 7) has not answered on its admin interface for 12s"},
 		{envoy.Status{State: envoy.StateStarting, PID: 7, SilentSince: since, Hung: true}, "Hung", "for 12s nor on its listener"},
@@ -224,6 +225,9 @@ func TestX13_ConditionsOfAnEnvoyThatDoesNotAnswer(t *testing.T) {
 		}
 		if len(got) != 1 || got[0].Reason != test.reason || !strings.Contains(got[0].Message, test.says) {
 			t.Errorf("%+v: %+v, want %s", test.status, got, test.reason)
+		}
+		if does, _ := describeEnvoy(test.status); test.status.State == envoy.StateDown && !strings.Contains(does, test.says) {
+			t.Errorf("%+v: readiness says %q", test.status, does)
 		}
 		// Sluice starts no Envoy in the place of one that it leaves alone.
 		if alone := test.reason == "AdminSilent"; alone != (got[0].Action != "") {

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"os"
 	"time"
@@ -95,7 +94,8 @@ func (g *Gateway) notReady() []string {
 	}
 	if g.envoy.process != nil {
 		if s := g.envoy.process.Status(); s.State != envoy.StateLive {
-			missing = append(missing, fmt.Sprintf("Envoy is %s: %s", s.State, s.Reason))
+			does, _ := describeEnvoy(s)
+			missing = append(missing, does)
 		}
 	}
 	alone := g.envoy.process == nil && g.options.Config.Control.Listen != "" // Envoys of other hosts come and go

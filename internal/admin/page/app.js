@@ -114,8 +114,12 @@ function pressed() {
   text($('pause'), state.paused ? 'Paused' : 'Pause');
 }
 
-/** "/" goes to the filter of the view. */
+/** "/" goes to the filter of the view. Escape closes the menu of a narrow screen. */
 function shortcut(event) {
+  if (event.key === 'Escape' && $('nav').classList.contains('open')) {
+    if ($('nav').contains(document.activeElement)) $('menu').focus();
+    open(false);
+  }
   if (event.key !== '/' || event.target.closest('input, textarea, select') || event.ctrlKey || event.metaKey) return;
   const filter = document.querySelector('#view input[type=search]');
   if (filter) {

@@ -14,9 +14,9 @@ export function count(n, one, many = `${one}s`) {
 export function short(n) {
   if (n === null || n === undefined) return '–';
   const size = Math.abs(n);
-  if (size >= 1e9) return `${trim(n / 1e9)}G`;
-  if (size >= 1e6) return `${trim(n / 1e6)}M`;
-  if (size >= 1e4) return `${trim(n / 1e3)}k`;
+  if (size >= 999.5e6) return `${trim(n / 1e9)}G`; // 999.5 M has four digits when it is rounded
+  if (size >= 999.5e3) return `${trim(n / 1e6)}M`;
+  if (size >= 9999.5) return `${trim(n / 1e3)}k`;
   return size >= 100 || Number.isInteger(n) ? number(Math.round(n)) : trim(n);
 }
 
@@ -32,9 +32,9 @@ export function percent(share) {
 /** Formats milliseconds: "12 ms", "1.24 s", "3 min 5 s". 0 means unknown and becomes "–". */
 export function duration(ms) {
   if (!ms) return '–';
-  if (ms < 10) return `${ms.toFixed(1)} ms`;
-  if (ms < 1000) return `${Math.round(ms)} ms`;
-  if (ms < 60000) return `${(ms / 1000).toFixed(ms < 10000 ? 2 : 1)} s`;
+  if (ms < 9.95) return `${ms.toFixed(1)} ms`;
+  if (ms < 999.5) return `${Math.round(ms)} ms`; // 999.7 is 1.00 s, not 1000 ms
+  if (ms < 59950) return `${(ms / 1000).toFixed(ms < 9995 ? 2 : 1)} s`;
   return span(ms / 1000);
 }
 
@@ -76,7 +76,7 @@ export function otherDay(iso) {
 /** Formats a number of bytes: "812 B", "14 kB", "3.1 MB", "500 GB", "5.5 TB". */
 export function bytes(n) {
   if (n < 1000) return `${n} B`;
-  const [unit, size] = [['TB', 1e12], ['GB', 1e9], ['MB', 1e6], ['kB', 1e3]].find(([, least]) => n >= least);
+  const [unit, size] = [['TB', 1e12], ['GB', 1e9], ['MB', 1e6], ['kB', 1e3]].find(([, least]) => n >= 0.9995 * least || least === 1e3);
   const exact = unit === 'kB' ? n < 1e4 : n < 100 * size;
   return `${(n / size).toFixed(exact ? 1 : 0)} ${unit}`;
 }

@@ -70,6 +70,13 @@ func TestE2E_O10_PageInRareStates(t *testing.T) {
 	runPage(t, "pagecases.mjs", map[string]string{})
 }
 
+// The menu of a narrow screen, the links of conditions, the heads of columns and rounded numbers
+// are as their reader expects.
+func TestE2E_O10_PageDetails(t *testing.T) {
+	t.Parallel()
+	runPage(t, "pagedetails.mjs", map[string]string{})
+}
+
 // checkPage opens the operator's page in Chromium while clients send requests. settings are further
 // settings of the script.
 func checkPage(t *testing.T, g *harness.Gateway, settings map[string]string) {

@@ -1,6 +1,6 @@
 // The conditions that need the operator's attention.
 
-import { el, list, makeChip, link, prose } from '../dom.js';
+import { el, list, makeChip, pathOf, prose } from '../dom.js';
 import { words } from '../format.js';
 
 /**
@@ -23,6 +23,16 @@ function order(c) {
 
 const pagesOf = { ModelReady: 'models', ReplicaFailed: 'replicas', ReplicaSuspended: 'replicas', ReplicaPending: 'models' };
 
+/** Returns the path of what a condition is about; '' if the page has none. */
+function pathOfSubject({ type, subject }) {
+  if (pagesOf[type]) return pathOf(pagesOf[type], subject);
+  if (type === 'UpstreamUnreachable') return '/nodes'; // the servers of others are there, too
+  if (type !== 'BudgetReached') return '';
+  const [, of, name] = subject.match(/^(tenant|key) (.+), \w+ per \w+$/) ?? [];
+  if (!name) return '/keys';
+  return pathOf('tenants', of === 'key' ? name.slice(0, name.lastIndexOf('/')) : name); // it shows the budgets of its keys, too
+}
+
 /** Makes the panel of what needs attention. It is hidden while nothing does. */
 export function makeAttention() {
   const items = el('ul');
@@ -38,8 +48,9 @@ export function makeAttention() {
 }
 
 function makeItem(c) {
+  const href = c.subject && pathOfSubject(c);
   const item = el('li', {}, makeChip(c.what, c.severity === 'error' ? 'bad' : 'warn'), ' ',
-    c.subject && (pagesOf[c.type] ? link(pagesOf[c.type], c.subject) : el('b', { text: c.subject })));
+    c.subject && (href ? el('a', { href, text: c.subject }) : el('b', { text: c.subject })));
   item.why = el('p', { class: 'why' });
   item.append(item.why);
   return item;

@@ -64,9 +64,9 @@ function usageTable(place) {
     label: 'usage', place, order: '-completion', key: label, words: (u) => [label(u)], empty: 'Nothing was used in this time.',
     columns: [
       { id: 'who', title: 'Who', class: 'clip', value: label, show: (cell, u) => twoLines(cell, u.tenant ?? u.model, [u.key, u.tenant && u.model, u.hour, u.day, u.month].filter(Boolean).join(' · ')) },
-      numbers('requests', 'Requests', 'requests'), numbers('prompt', 'Prompt tokens', 'prompt_tokens', 'p2'), numbers('cached', 'Cached', 'cached_tokens', 'p3'),
+      numbers('requests', 'Requests', 'requests'), numbers('prompt', 'Prompt tokens', 'prompt_tokens', 'p2'), numbers('cached', 'Cached tokens', 'cached_tokens', 'p3'),
       numbers('completion', 'Output tokens', 'completion_tokens'),
-      numbers('estimated', 'Estimated', 'estimated_requests', 'p3'),
+      numbers('estimated', 'Estimated requests', 'estimated_requests', 'p3 w-load'),
       { id: 'cost', title: 'Cost', class: 'num w-small p2', value: (u) => u.cost ?? 0, show: (cell, u) => text(cell, u.cost > 0 ? u.cost.toFixed(2) : '–') },
     ],
   });
