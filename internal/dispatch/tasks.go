@@ -200,8 +200,12 @@ func (d *Dispatcher) chooseByTask(ctx context.Context, w *routingTable, c choice
 		Message: "The task was admitted to the model `" + task.Model + "`, not to " + c.name() + "."}
 }
 
-// claimOfTask begins the ids of the claims of tasks.
-const claimOfTask = "task\x00"
+// The ids of the claims of tasks begin with these: one for the request that runs, and one for a
+// carried or recovered request.
+const (
+	claimOfTask = "task\x00"
+	holdOfTask  = "held task\x00"
+)
 
 // claimTask claims the task for one request at a time, so that the requests of one admission do not
 // run in parallel. The returned function releases the claim and calls release. If another request
@@ -209,6 +213,10 @@ const claimOfTask = "task\x00"
 // caller is alive, so the task is renewed.
 func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 	end, ok := d.ids.claim(r.Tenant, claimOfTask+r.Task)
+	if ok && d.ids.claimed(r.Tenant, holdOfTask+r.Task) {
+		end()
+		ok = false
+	}
 	if !ok {
 		release()
 		return nil, false
@@ -221,14 +229,15 @@ func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 	}, true
 }
 
-// holdTask claims and renews the task of a carried or recovered request, until leave is called.
-// Only the first call of leave has an effect. The claim may be lacking, because such a request
-// cannot be refused. The task is renewed at once, because nobody may have renewed it for a while.
+// holdTask renews the task of a carried or recovered request, and keeps other requests of the task
+// away, until leave is called. Only the first call of leave has an effect. A request that has the
+// claim of the task already runs on. The task is renewed at once, because nobody may have renewed
+// it for a while.
 func (d *Dispatcher) holdTask(tenant, id string) (leave func()) {
 	if id == "" {
 		return func() {}
 	}
-	end, claimed := d.ids.claim(tenant, claimOfTask+id)
+	end, claimed := d.ids.claim(tenant, holdOfTask+id)
 	stop := d.keepTask(tenant, id, 0)
 	return sync.OnceFunc(func() {
 		stop()

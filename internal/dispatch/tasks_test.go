@@ -260,10 +260,12 @@ func TestW6_ATaskLastsAsLongAsItsRecoveredRequest(t *testing.T) {
 		s.Recover(map[Location]int{{Model: "m", Address: "127.0.0.1:9000"}: 1})
 		entry := request.Entry{Log: headers.LogRequests, Interim: true, Model: "m", Upstream: "127.0.0.1:9000", RequestID: "1",
 			Metadata: map[string]string{headers.MetadataTenant: "t", headers.MetadataTask: task}}
-		time.Sleep(50 * time.Second) // the lease has almost expired
-		for range 2 {                // the log tells of the request again and again
+		time.Sleep(50 * time.Second)         // the lease has almost expired
+		running := s.must(t, sized(task, 4)) // it runs before the log tells of the first one
+		for range 2 {                        // which the log does again and again
 			s.ObserveRecovered(&entry)
 		}
+		running.Release()
 		if _, fault := s.Dispatch(t.Context(), sized(task, 4)); fault == nil || fault.Code != openai.CodeRequestIDConflict {
 			t.Errorf("a second request of the task: %v", fault)
 		}

@@ -410,3 +410,9 @@ func (s *idClaims) claim(tenant, id string) (release func(), ok bool) {
 	}
 	return func() { s.running.Delete(key) }, true
 }
+
+// claimed reports whether somebody has the claim of the id.
+func (s *idClaims) claimed(tenant, id string) bool {
+	_, taken := s.running.Load(identity{tenant, id})
+	return taken
+}
