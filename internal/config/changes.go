@@ -64,7 +64,8 @@ func (c *Config) Warnings() []string {
 	case c.Auth.Mode == AuthNone && len(c.Tenants) > 0:
 		warnings = append(warnings, "auth.mode is none: everybody on this machine may call, and the tenants and their keys are ignored")
 	case c.Auth.Mode == AuthKeys && len(c.Tenants) == 0:
-		warnings = append(warnings, "auth.mode is keys and there is no tenant, so nobody may call: put a tenant into the file, `sluice keys new --tenant NAME --print` prints its lines")
+		warnings = append(warnings, "auth.mode is keys and there is no tenant, so nobody may call: "+
+			"put a tenant into the file, `sluice keys new --tenant NAME --print` prints its lines")
 	}
 	if j := c.Auth.JWT; j != nil && j.plainURL() {
 		warnings = append(warnings, "auth.jwt.jwks_url has no TLS: anyone on the network path can add keys of his own and be any tenant")
