@@ -2,7 +2,6 @@ package join
 
 import (
 	"context"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/sluice-gateway/sluice/engines"
 	"github.com/sluice-gateway/sluice/engines/local"
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 func TestReplicasComeAndGo(t *testing.T) {
@@ -249,11 +249,7 @@ func TestStopAfterServe(t *testing.T) {
 		t.Errorf("Stop of a server that has ended = %v", err)
 	}
 	// Nodes that can connect again stop their replicas.
-	listener, err := net.Listen("tcp", g.address)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := g.server.StopAt(t.Context(), listener); err != nil || isProcessRunning(pid) {
+	if err := g.server.StopAt(t.Context(), testutil.ListenAgain(t, g.address)); err != nil || isProcessRunning(pid) {
 		t.Errorf("StopAt = %v, the replica runs: %v", err, isProcessRunning(pid))
 	}
 	if !g.server.HasStopped() {

@@ -137,10 +137,7 @@ func (g *gateway) start() {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", g.address)
-	if err != nil {
-		g.t.Fatal(err)
-	}
+	listener := testutil.ListenAgain(g.t, g.address)
 	g.server, g.address = server, listener.Addr().String()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -47,6 +47,17 @@ func ListenAt(t testing.TB, addresses ...string) (listeners []net.Listener, port
 	return listeners, port
 }
 
+// ListenAgain listens at an address whose listener was closed. A process that another test has
+// started just then has that listener too, until its program begins.
+func ListenAgain(t testing.TB, address string) (l net.Listener) {
+	t.Helper()
+	EventuallyNil(t, "nothing listens at "+address, func() (err error) {
+		l, err = net.Listen("tcp", address)
+		return err
+	})
+	return l
+}
+
 // reserve reports whether no other test process has the port. The mark is a socket with a name that
 // is not a file. Nothing closes it, so the kernel removes it when this process ends.
 func reserve(port int) bool {
@@ -61,12 +72,15 @@ func reserve(port int) bool {
 	return true
 }
 
-// isFree reports whether nothing listens on the port.
+// isFree reports whether nothing listens on the port. Without the lock, a process that another test
+// starts just then has the socket for a moment too, and the port is in use after isFree.
 func isFree(port int) bool {
-	l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	probe, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return false
 	}
-	l.Close()
-	return true
+	defer syscall.Close(probe) //nolint:errcheck // nothing was written
+	return syscall.Bind(probe, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}) == nil
 }

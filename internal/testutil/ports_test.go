@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"sync"
 	"testing"
 )
 
@@ -24,4 +25,31 @@ func TestFreePortIsOfOneProcess(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
+}
+
+// TestFreePortWhileProcessesStart: a process that starts has the sockets of this one until its
+// program begins. That of isFree must not be among them.
+func TestFreePortWhileProcessesStart(t *testing.T) {
+	port, stop := FreePort(t), make(chan struct{})
+	var starters sync.WaitGroup
+	for range 4 {
+		starters.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_ = exec.Command("true").Run() // that it starts matters
+				}
+			}
+		})
+	}
+	for i := range 5000 {
+		if !isFree(port) {
+			t.Errorf("try %d: the port is in use", i)
+			break
+		}
+	}
+	close(stop)
+	starters.Wait()
 }
