@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/sluice-gateway/sluice/internal/testutil"
 )
 
 // container returns a pod with this name, node pool and fields of its container.
@@ -176,11 +178,7 @@ func TestAddresses(t *testing.T) {
 		t.Error("another process got the reserved port")
 	}
 	p.free()
-	if l, err := net.Listen("tcp", hostPort(p.number)); err != nil {
-		t.Errorf("the port is still taken: %v", err)
-	} else {
-		l.Close()
-	}
+	testutil.ListenAgain(t, hostPort(p.number)).Close()
 }
 
 func TestExpand(t *testing.T) {
