@@ -3,6 +3,7 @@ package edge
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -22,11 +23,20 @@ import (
 // newKeyBy runs `sluice keys new` at a gateway and returns the key and its id.
 func newKeyBy(t *testing.T, g *harness.Gateway, args ...string) (key, id string) {
 	t.Helper()
-	out, err := g.RunCommand(append([]string{"keys", "new", "--admin", strings.TrimPrefix(g.Admin, "http://"), "--tenant", "acme"}, args...)...)
-	if _, scanErr := fmt.Sscanf(out, "key (shown only once): %s\nid: %s\n", &key, &id); err != nil || scanErr != nil {
-		t.Fatal(out, err, scanErr)
+	key, id, err := tryNewKey(g, args...)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return key, id
+}
+
+// tryNewKey is newKeyBy for a gateway that may not store keys yet.
+func tryNewKey(g *harness.Gateway, args ...string) (key, id string, err error) {
+	out, err := g.RunCommand(append([]string{"keys", "new", "--admin", strings.TrimPrefix(g.Admin, "http://"), "--tenant", "acme"}, args...)...)
+	if _, scanErr := fmt.Sscanf(out, "key (shown only once): %s\nid: %s\n", &key, &id); err != nil || scanErr != nil {
+		return "", "", fmt.Errorf("%s: %w", out, errors.Join(err, scanErr))
+	}
+	return key, id, nil
 }
 
 // awaitStatus waits until a request with the key gets a status and a code at the gateway.

@@ -78,7 +78,11 @@ redis:
 	}
 	stop()
 	callers.Wait()
-	made, _ := newKeyBy(t, gateways[1])
+	var made string
+	harness.Eventually(t, "keys are stored", func() (err error) { // another client of Redis does that
+		made, _, err = tryNewKey(gateways[1])
+		return err
+	})
 	awaitStatus(t, gateways[0], made, 200, "")
 	harness.Eventually(t, "both gateways know all usage", func() error {
 		for _, one := range gateways {
