@@ -137,6 +137,8 @@ func TestMostTold(t *testing.T) {
 		{[]string{"a", "b", "c", "d"}, "", "a"},
 		{[]string{"a", "b", "c", "d"}, "c", "c"},
 		{[]string{"", "", "a"}, "", "a"},
+		{[]string{"", "", "a"}, "b", "b"},
+		{[]string{"", "a", "a"}, "b", "a"},
 		{[]string{"", ""}, "", ""},
 	} {
 		for range 20 { // the order of a map is random

@@ -137,12 +137,14 @@ func (v *votes) ask() {
 }
 
 // mostTold returns the address that most sentinels tell. Of several it returns the given one, or
-// else the first. A sentinel without an answer tells "".
+// else the first. A sentinel without an answer tells "", and counts for the given address: one
+// sentinel that is wrong must not decide while the others are silent.
 func mostTold(told []string, address string) string {
 	count := map[string]int{}
 	for _, other := range told {
 		count[other]++
 	}
+	count[address] += count[""]
 	count[""] = 0
 	for _, other := range told {
 		if count[other] > count[address] {
