@@ -375,8 +375,8 @@ end
 local function forget(id, declared)
   local key = P .. 'task:' .. id
   local v = call('HMGET', key, 'tenant', 'key', 'used', 'requests')
-  if not v[1] then -- the store has lost it, or never knew it
-    call('SET', P .. 'ended:' .. id, '1', 'PX', 60000)
+  if not v[1] then -- the store has lost it, or never knew it, or knows that it has ended
+    if call('PTTL', P .. 'ended:' .. id) < 60000 then call('SET', P .. 'ended:' .. id, '1', 'PX', 60000) end
     return
   end
   if v[2] ~= '' then call('SET', task_key(v[1], v[2]), 'ended', 'PX', 900000) end

@@ -247,6 +247,28 @@ func testEndThatIsLacking(t *testing.T, known, ownerFirst bool) {
 	}
 }
 
+// TestAnEndThatIsToldAgain: in a new epoch a gateway tells once more which tasks have ended. A
+// store that knows the end of a task does not forget it earlier for that: a gateway that was away
+// for long must not bring the task back.
+func TestAnEndThatIsToldAgain(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := stores(t, 2, Config{}, server)
+	wantReasons(t, acquire(all[0], task("task", "", time.Hour)), admission.Granted)
+	wantError(t, all[1].EndTask(t.Context(), "acme", "task", noCorrection), nil)
+	if err := server.Client().HSet(t.Context(), "{sluice}:epoch", "id", "another").Err(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the end is told again", func() bool {
+		all[1].mu.Lock()
+		defer all[1].mu.Unlock()
+		return all[1].epoch == "another" && len(all[1].ended) == 1
+	})
+	if left := server.Client().PTTL(t.Context(), "{sluice}:ended:task").Val(); left < 50*time.Minute {
+		t.Errorf("the store forgets the end of the task in %v", left)
+	}
+}
+
 // TestAnEndThatWasNotHeard: another gateway ends a task while the subscription of the gateway that
 // admitted it is broken. That gateway learns of the end when it has subscribed again.
 func TestAnEndThatWasNotHeard(t *testing.T) {

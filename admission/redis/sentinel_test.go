@@ -137,6 +137,8 @@ func TestMostTold(t *testing.T) {
 		{[]string{"a", "b", "c", "d"}, "", "a"},
 		{[]string{"a", "b", "c", "d"}, "c", "c"},
 		{[]string{"", "", "a"}, "", "a"},
+		{[]string{"", "", "a"}, "b", "b"},
+		{[]string{"", "a", "a"}, "b", "a"},
 		{[]string{"", ""}, "", ""},
 	} {
 		for range 20 { // the order of a map is random
@@ -291,4 +293,74 @@ func TestASentinelThatTellsAnotherMaster(t *testing.T) {
 		front.Move(used)
 	}
 	eventually(t, "it shares the first master again", sharesAt(first))
+}
+
+// TestClosedConnectionsToAMasterAreNotUsed: Redis closes connections without use if it has a
+// timeout. The next call makes another one, as without sentinels.
+func TestClosedConnectionsToAMasterAreNotUsed(t *testing.T) {
+	t.Parallel()
+	g := redistest.Sentinels(t, nil)
+	c, err := NewClient(guarded(g), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	for range 3 {
+		if err := c.Ping(t.Context()).Err(); err != nil {
+			t.Error(err)
+		}
+		if err := g.Servers[0].Client().ClientKillByFilter(t.Context(), "TYPE", "normal", "SKIPME", "yes").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestConnectionsThatAreLeftAreNotUsed: when most sentinels tell another master, the connections to
+// the one before are closed. The next call goes to the other one, and does not fail.
+func TestConnectionsThatAreLeftAreNotUsed(t *testing.T) {
+	t.Parallel()
+	for name, certificates := range map[string]*redistest.Certificates{"plain": nil, "TLS": redistest.NewCertificates(t)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := redistest.Sentinels(t, certificates)
+			for _, s := range g.Sentinels {
+				s.Kill()
+			}
+			first, second := g.CutOff(t), (&redistest.Guarded{Servers: g.Servers[1:]}).CutOff(t)
+			server := guarded(g)
+			scheme, _, _ := strings.Cut(server.URL, ":")
+			var fronts []*redistest.Address
+			var hosts []string
+			for range 3 {
+				front := redistest.Front(first)
+				fronts, hosts = append(fronts, front), append(hosts, strings.TrimPrefix(front.URL(), "redis://"))
+			}
+			server.URL = scheme + "://:" + redistest.MasterPassword + "@" + strings.Join(hosts, ",")
+			if certificates != nil {
+				server.Certificates = follow(t, certificates, zap.NewNop())
+			}
+			c, err := NewClient(server, time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			if err := c.Set(t.Context(), "of", "the client", 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			used := func(s *redistest.Server) bool {
+				list, err := s.Client().ClientList(t.Context()).Result()
+				return err == nil && strings.Contains(list, "cmd=set")
+			}
+			if !used(g.Servers[0]) {
+				t.Fatal("the first master has no connection")
+			}
+			for _, front := range fronts[1:] {
+				front.Move(second)
+			}
+			eventually(t, "the connection is closed", func() bool { return !used(g.Servers[0]) })
+			if err := c.Get(t.Context(), "of").Err(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
 	client "github.com/redis/go-redis/v9"
@@ -64,27 +65,47 @@ func (v *votes) dialMaster(ctx context.Context, network, address string) (net.Co
 
 // watch closes a connection to a master when more sentinels tell another one.
 func (v *votes) watch(c net.Conn, address string) net.Conn {
-	ctx, cancel := context.WithCancel(context.Background())
+	life, end := context.WithCancel(context.Background())
+	w := watched{c, life, end}
 	go func() {
-		for ctx.Err() == nil && v.most(address) == address {
-			sleep(ctx, votesEvery)
+		for life.Err() == nil && v.most(address) == address {
+			sleep(life, votesEvery)
 		}
-		_ = c.Close() // it may be closed already
+		_ = w.Close() // it may be closed already
 	}()
-	return watched{c, cancel}
+	return w
 }
 
 // watched is a connection that watch watches until it is closed.
 type watched struct {
 	net.Conn
-	cancel context.CancelFunc
+	life context.Context
+	end  context.CancelFunc
 }
 
 // Close closes the connection.
 func (w watched) Close() error {
-	w.cancel()
+	w.end()
 	return w.Conn.Close()
 }
+
+// SyscallConn is how the library finds out whether a connection of its pool was closed meanwhile.
+// It looks at the socket. With TLS it may not, so it learns of Close alone.
+func (w watched) SyscallConn() (syscall.RawConn, error) {
+	if w.life.Err() != nil {
+		return nil, net.ErrClosed
+	}
+	if plain, ok := w.Conn.(syscall.Conn); ok {
+		return plain.SyscallConn()
+	}
+	return unseen{}, nil
+}
+
+// unseen is a socket at which nobody may look.
+type unseen struct{ syscall.RawConn }
+
+// Read does nothing.
+func (unseen) Read(func(fd uintptr) bool) error { return nil }
 
 // most returns the address of the master that more sentinels tell than the given one. Nobody waits
 // for their answers.
@@ -116,12 +137,14 @@ func (v *votes) ask() {
 }
 
 // mostTold returns the address that most sentinels tell. Of several it returns the given one, or
-// else the first. A sentinel without an answer tells "".
+// else the first. A sentinel without an answer tells "", and counts for the given address: one
+// sentinel that is wrong must not decide while the others are silent.
 func mostTold(told []string, address string) string {
 	count := map[string]int{}
 	for _, other := range told {
 		count[other]++
 	}
+	count[address] += count[""]
 	count[""] = 0
 	for _, other := range told {
 		if count[other] > count[address] {

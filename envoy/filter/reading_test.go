@@ -81,30 +81,34 @@ func TestB6_R3_WhatIsReadOfResponses(t *testing.T) {
 	})
 }
 
-// TestB6_R3_EventsThatBeginAlike compares what the filter reads of the same streams in two forms.
-// In whole streams it reads no event that differs from an earlier one in its text alone. The other
-// form is pieces that are too short for that.
+// TestB6_R3_EventsThatBeginAlike compares what the filter reads of the same streams in three forms.
+// In whole streams, and where each event comes alone, it reads no event that differs from an
+// earlier one in its text alone. The third form is pieces that are too short for that.
 func TestB6_R3_EventsThatBeginAlike(t *testing.T) {
 	random := rand.New(rand.NewPCG(17, 3))
 	const streams = 400
 	var in bytes.Buffer
 	for range streams {
 		a := answers.Answer{ContentType: "text/event-stream", Cut: random.IntN(8) == 0}
-		body := alike(random)
+		events := alike(random)
+		body := strings.Join(events, "")
 		wanted := []string{headers.UsageOfOpenAI, headers.UsageOfMessages}[random.IntN(2)] + headers.UsageAndStream
 		ask(&in, wanted, a, []string{body})
+		ask(&in, wanted, a, events)
 		ask(&in, wanted, a, slices.Collect(chunks(body, 1+random.IntN(7))))
 	}
 	underSanitizers(t, "read", func(t *testing.T, program, _ string) {
-		lines := linesOf(t, program, in.Bytes(), 2*streams)
+		lines := linesOf(t, program, in.Bytes(), 3*streams)
 		known := 0
-		for i := 0; i < len(lines); i += 2 {
-			whole, parts := fieldsOf(lines[i]), fieldsOf(lines[i+1])
+		for i := 0; i < len(lines); i += 3 {
+			whole, alone, parts := fieldsOf(lines[i]), fieldsOf(lines[i+1]), fieldsOf(lines[i+2])
 			if whole["usage"] != "" {
 				known++
 			}
-			if whole["usage"] != parts["usage"] || eventsIn(whole) != eventsIn(parts) {
-				t.Errorf("stream %d: as a whole %v, in pieces %v", i/2, whole, parts)
+			for _, other := range []map[string]string{alone, parts} {
+				if whole["usage"] != other["usage"] || eventsIn(whole) != eventsIn(other) {
+					t.Errorf("stream %d: as a whole %v, in pieces %v", i/3, whole, other)
+				}
 			}
 		}
 		if known < streams/10 || known > streams*9/10 {
@@ -114,7 +118,7 @@ func TestB6_R3_EventsThatBeginAlike(t *testing.T) {
 }
 
 // alike returns a stream of events that have long beginnings in common. A few events are malformed.
-func alike(random *rand.Rand) string {
+func alike(random *rand.Rand) (events []string) {
 	one := func(of ...string) string { return of[random.IntN(len(of))] }
 	kinds := [][]string{
 		{
@@ -141,7 +145,6 @@ func alike(random *rand.Rand) string {
 		{`{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"input_tokens":2,"output_tokens":`, `7}}`, `70,"cache_read_input_tokens":3}}`},
 	}
 	kind := kinds[random.IntN(len(kinds))]
-	var b strings.Builder
 	ends, blanks := []string{"\n", "\n", "\r\n", "\r"}, []string{"", " ", " "}
 	line, blank := one(ends...), one(blanks...)
 	for range 2 + random.IntN(16) {
@@ -157,11 +160,11 @@ func alike(random *rand.Rand) string {
 		case 2, 3, 4:
 			text = one("[DONE]", `{"usage":{"prompt_tokens":9,"completion_tokens":2,"input_tokens":9,"output_tokens":2}}`, "", " ")
 		case 5, 6:
-			b.WriteString(one(": comment", "event: x", "data") + line)
+			events = append(events, one(": comment", "event: x", "data")+line)
 		}
-		b.WriteString("data:" + blank + text + line + line)
+		events = append(events, "data:"+blank+text+line+line)
 	}
-	return b.String()
+	return events
 }
 
 // linesOf runs the program harness/read.c, which must write a line for each of n responses.

@@ -309,9 +309,7 @@ static void begin_of_line(reading *r, char c, int64_t now) {
 /* read_some reads one byte of p at least, and at most to the end of a line. It returns what is
  * left. */
 static const char *read_some(reading *r, const char *p, const char *stop, int64_t now) {
-  bool rest_of_end = r->after_cr && *p == '\n';
-  r->after_cr = r->between = false;
-  if (rest_of_end) return p + 1;
+  r->between = false;
   if (r->line < DATA) {
     begin_of_line(r, *p++, now);
     return p;
@@ -351,6 +349,12 @@ static size_t read_known(reading *r, const char *p, size_t n, int64_t now) {
 static void read_events(reading *r, const char *p, size_t n, int64_t now) {
   const char *stop = p + n, *event = NULL; /* where the event begins, if it begins here */
   while (p < stop) {
+    bool rest_of_end = r->after_cr && *p == '\n';
+    r->after_cr = false;
+    if (rest_of_end) {
+      p++;
+      continue;
+    }
     if (r->between) {
       size_t known = read_known(r, p, (size_t)(stop - p), now);
       event = p += known;
