@@ -163,17 +163,12 @@ func (c *cluster) reconcileWeights(writes map[string]write, models map[string]wa
 		}
 		delete(needed, j.Name)
 	}
-	making := map[string]bool{} // the claims of Jobs that are being made
 	for name, w := range needed {
-		if w == nil {
-			continue
-		}
-		making[w.Claim] = true
-		if !c.writers.isRunning(enlarge(w.Claim)) { // its answer would be about the claim of before
+		if w != nil {
 			writes[weightsWrite(name)] = func(ctx context.Context) (bool, error) { return false, c.createLoader(ctx, name, *w) }
 		}
 	}
-	c.enlargeClaims(writes, sizes, making, now)
+	c.enlargeClaims(writes, sizes, now)
 	return loaded
 }
 

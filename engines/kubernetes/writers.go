@@ -122,9 +122,3 @@ func (w *writers) end(name string, how written) {
 	w.results[name] = how
 	<-w.slots
 }
-
-func (w *writers) isRunning(name string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.running[name]
-}
