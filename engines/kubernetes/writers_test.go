@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -171,6 +172,36 @@ func TestU16_ManyHangingWritesLeavePlaces(t *testing.T) {
 		time.Sleep(time.Minute + 10*time.Second)
 		if !api.has(late) {
 			t.Error("the last model has no Deployment")
+		}
+	})
+}
+
+// TestU16_HangingWritesLeaveTurns: more writes hang than may run at the same time, again and again.
+// A new model gets its Deployment at once, and a model whose webhook answers again has its turn.
+func TestU16_HangingWritesLeaveTurns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		models := hashedModels(3 * maxWriters)
+		last := models[len(models)-1].Name
+		var answers atomic.Bool
+		api := newEchoAPI()
+		api.hangs = func(model string) bool { return model != "new" && (model != last || !answers.Load()) }
+		c := leaderOver(t, api, models...)
+		time.Sleep(100 * time.Second) // each has hung once
+		more := wanted{Model: engine("new", 1)}
+		var err error
+		if more.manifest, err = c.manifest(more.Model); err != nil {
+			t.Fatal(err)
+		}
+		c.set(append(slices.Clone(c.wanted), more), false, 2)
+		time.Sleep(5 * time.Second)
+		if !api.has("new") {
+			t.Error("the new model has no Deployment after 5 s")
+		}
+		answers.Store(true)
+		time.Sleep(5 * time.Minute)
+		if !api.has(last) {
+			t.Error("the model whose webhook answers again has no Deployment after 5 min")
 		}
 	})
 }
