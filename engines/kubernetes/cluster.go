@@ -400,7 +400,7 @@ func (c *cluster) isGone(model string) bool {
 		return false
 	}
 	now, hash := time.Now(), modelHash(model)
-	return !slices.ContainsFunc(c.workloads(now), func(d *appsv1.Deployment) bool { return d.Labels[labelModel] == hash }) &&
+	return !slices.ContainsFunc(c.workloads(now), func(d *appsv1.Deployment) bool { return modelHashOf(d) == hash }) &&
 		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
 }
 

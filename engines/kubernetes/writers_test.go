@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 )
@@ -265,4 +266,32 @@ func TestU16_AWebhookThatTakesLabelsIsTold(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestU16_AnObjectWithoutItsModelsLabelStays: an admission webhook takes the one label by which
+// Sluice knows of which model an object is. The watch shows the object, and Sluice does not remove
+// it.
+func TestU16_AnObjectWithoutItsModelsLabelStays(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newEchoAPI()
+		c := leaderOver(t, api, engine("m", 1))
+		m := c.wanted[0]
+		d, b := m.manifest.DeepCopy(), c.budget(m)
+		for _, o := range []metav1.Object{d, b} {
+			o.SetNamespace("n")
+			o.SetResourceVersion("2")
+			delete(o.GetLabels(), labelModel)
+		}
+		if err := errors.Join(c.deployments.Replace([]any{d}, ""), c.budgets.Replace([]any{b}, "")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if n := api.count("DELETE deployments") + api.count("DELETE poddisruptionbudgets"); n > 0 {
+			t.Errorf("%d removed", n)
+		}
+		if !c.isGone("another") || c.isGone("m") {
+			t.Error("the Deployment does not count as one of its model")
+		}
+	})
 }
