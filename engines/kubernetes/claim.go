@@ -50,22 +50,30 @@ func (c *cluster) createClaim(ctx context.Context, w Weights, options metav1.Cre
 	if w.Size == 0 {
 		return "", nil
 	}
-	c.mu.Lock()
-	delete(c.claims, w.Claim) // the last check no longer holds
-	c.mu.Unlock()
 	claims := c.client.CoreV1().PersistentVolumeClaims(c.location.namespace)
 	made, err := claims.Create(ctx, c.claim(w), options)
 	if err == nil {
+		c.claimSeen(w.Claim, made.UID)
 		return made.UID, nil
 	}
 	found, missing := claims.Get(ctx, w.Claim, metav1.GetOptions{})
 	switch {
 	case missing == nil:
+		c.claimSeen(w.Claim, found.UID)
 		return found.UID, nil
 	case apierrors.IsAlreadyExists(err):
 		return "", missing
 	}
 	return "", err
+}
+
+// claimSeen sets the UID of a claim.
+func (c *cluster) claimSeen(name string, uid types.UID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := c.claims[name]
+	seen.uid, seen.answered = uid, true
+	c.claims[name] = seen
 }
 
 // hasLost reports whether the claim into which a Job has fetched the weights is gone. Another claim
@@ -88,23 +96,25 @@ func claimSizes(needed map[string]*Weights) map[string]int64 {
 	return sizes
 }
 
-// enlargeClaims adds the writes that give the claims these sizes, except for those in making. An
-// error becomes a fault of the cluster, because the pods can still use the claim as it is.
-func (c *cluster) enlargeClaims(writes map[string]write, sizes map[string]int64, making map[string]bool, now time.Time) {
+// enlargeClaims adds the writes that give the claims these sizes. An error becomes a fault of the
+// cluster, because the pods can still use the claim as it is.
+func (c *cluster) enlargeClaims(writes map[string]write, sizes map[string]int64, now time.Time) {
 	c.forgetClaims(sizes)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for name, size := range sizes {
 		last := c.claims[name]
-		if making[name] || last.size == size && now.Sub(last.at) < claimInterval {
+		if last.size == size && now.Sub(last.at) < claimInterval {
 			continue
 		}
 		writes[enlarge(name)] = func(ctx context.Context) (bool, error) {
 			uid, answered, err := c.enlargeClaim(ctx, name, size)
 			c.mu.Lock()
-			c.claims[name] = claimCheck{size, now, uid, answered}
-			c.mu.Unlock()
-			c.health.set(enlarge(name), err)
+			defer c.mu.Unlock()
+			if c.claims[name] == last { // else it was made meanwhile, or is not needed any more
+				c.claims[name] = claimCheck{size, now, uid, answered}
+				c.health.set(enlarge(name), err)
+			}
 			return false, nil
 		}
 	}

@@ -2,9 +2,13 @@ package kubernetes
 
 import (
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -119,4 +123,60 @@ func TestClaimWhoseVolumeCannotGrow(t *testing.T) {
 	if err := resizeFault(&claim); err == nil || !strings.Contains(err.Error(), "no space in the pool") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// oneRefusedJob answers like a cluster that has the claim c with 1 GiB and refuses new Jobs.
+type oneRefusedJob struct{ *echoAPI }
+
+func (a oneRefusedJob) RoundTrip(r *http.Request) (*http.Response, error) {
+	refusal := func(code int, reason string) (*http.Response, error) {
+		return answer(r, code, fmt.Appendf(nil, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": %q, "code": %d}`, reason, code)), nil
+	}
+	isClaim := strings.Contains(r.URL.Path, "/persistentvolumeclaims")
+	switch {
+	case strings.HasSuffix(r.URL.Path, "/jobs") && r.Method == http.MethodPost:
+		return refusal(http.StatusForbidden, "Forbidden")
+	case isClaim && r.Method == http.MethodPost:
+		return refusal(http.StatusConflict, "AlreadyExists")
+	case isClaim:
+		a.mu.Lock()
+		a.calls[r.Method+" claim"]++
+		a.mu.Unlock()
+		return answer(r, http.StatusOK, []byte(`{"kind": "PersistentVolumeClaim", "apiVersion": "v1", "metadata": {"name": "c", "namespace": "n", "uid": "now"},
+			"spec": {"resources": {"requests": {"storage": "1Gi"}}}, "status": {"phase": "Bound"}}`)), nil
+	}
+	return a.echoAPI.RoundTrip(r)
+}
+
+// TestU14_ARefusedJobLeavesItsClaimToOthers: two models have their weights in one claim, and the
+// Job of one is refused again and again. The claim is enlarged all the same, and the Job of the
+// other is made again because it has fetched into a claim that is gone.
+func TestU14_ARefusedJobLeavesItsClaimToOthers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		cached := func(name string) Model {
+			return engine(name, 1, func(m *Model) {
+				m.Weights = &Weights{Claim: "c", Size: 3 << 30, Path: "/w", Link: "sluice/k", Image: "nothing:1", Repository: "org/" + name}
+			})
+		}
+		api := oneRefusedJob{newEchoAPI()}
+		loaded := cached("loaded")
+		c := leaderOver(t, api, loaded, cached("refused"))
+		j, err := c.loader(*loaded.Weights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.Namespace, j.UID, j.Annotations[annotationClaim] = "n", "j", "before"
+		j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobComplete, Status: corev1.ConditionTrue}}
+		if err := c.jobs.Replace([]any{j}, ""); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		if api.count("PATCH claim") == 0 {
+			t.Error("the claim is not enlarged")
+		}
+		if api.count("DELETE jobs") == 0 {
+			t.Error("the Job stays whose claim is gone")
+		}
+	})
 }

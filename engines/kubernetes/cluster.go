@@ -88,6 +88,9 @@ type cluster struct {
 	writeErrors map[string]string
 	// groupsFault says why LeaderWorkerSets cannot be used, or is nil. Guarded by mu.
 	groupsFault error
+	// emptySets holds, by name, since when LeaderWorkerSets that should have pods have none. A
+	// stored map is never modified. Guarded by mu.
+	emptySets map[string]time.Time
 	// startBases holds, by pod, how many ends of its engine do not count as failed starts. Only
 	// observeLoop uses it.
 	startBases map[types.UID]int
@@ -254,6 +257,7 @@ func (c *cluster) observe() (draining bool) {
 	if changed {
 		signal(c.ownLease.writeSignal)
 	}
+	c.updateEmptySets(pods, now)
 	c.publish(pods)
 	c.reportFound(now)
 	signal(c.reconcileSignal)
@@ -400,7 +404,7 @@ func (c *cluster) isGone(model string) bool {
 		return false
 	}
 	now, hash := time.Now(), modelHash(model)
-	return !slices.ContainsFunc(c.workloads(now), func(d *appsv1.Deployment) bool { return d.Labels[labelModel] == hash }) &&
+	return !slices.ContainsFunc(c.workloads(now), func(d *appsv1.Deployment) bool { return modelHashOf(d) == hash }) &&
 		!slices.ContainsFunc(c.pods.list(now), func(p *corev1.Pod) bool { return p.Labels[labelModel] == hash })
 }
 

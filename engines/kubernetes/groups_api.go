@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -223,12 +224,31 @@ func workerTroubles(pods []*corev1.Pod) map[string]string {
 	return all
 }
 
+// updateEmptySets updates emptySets from the LeaderWorkerSets and the pods.
+func (c *cluster) updateEmptySets(pods []*corev1.Pod, now time.Time) {
+	used := map[string]bool{}
+	for _, p := range pods {
+		if !isWorker(p) {
+			used[p.Labels[labelDeployment]] = true
+		}
+	}
+	sets, next := c.groupSets.list(now), map[string]time.Time{}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range sets {
+		if specReplicas(d) > 0 && d.DeletionTimestamp == nil && !used[d.Name] {
+			next[d.Name] = cmp.Or(c.emptySets[d.Name], now)
+		}
+	}
+	c.emptySets = next
+}
+
 // groupsWithoutPods returns, by model, that a LeaderWorkerSet has no pod, or that a group which is
 // not ready lacks workers. The API may refuse the pods, such as under a quota. Neither has a
 // condition for that, only the events of their StatefulSets, which Sluice does not read.
 func (c *cluster) groupsWithoutPods(now time.Time) map[string]string {
 	c.mu.Lock()
-	models := c.wanted
+	models, emptySets := c.wanted, c.emptySets
 	c.mu.Unlock()
 	leaders, workers := map[string][]*corev1.Pod{}, map[string]int{} // by Deployment, and by leader
 	for _, p := range c.pods.list(now) {
@@ -238,8 +258,8 @@ func (c *cluster) groupsWithoutPods(now time.Time) map[string]string {
 			leaders[p.Labels[labelDeployment]] = append(leaders[p.Labels[labelDeployment]], p)
 		}
 	}
-	old := func(o metav1.Object) bool {
-		return o.GetDeletionTimestamp() == nil && now.Sub(o.GetCreationTimestamp().Time) >= podWait
+	old := func(p *corev1.Pod) bool {
+		return p.DeletionTimestamp == nil && now.Sub(p.CreationTimestamp.Time) >= podWait
 	}
 	all := map[string]string{}
 	for _, m := range models {
@@ -247,10 +267,10 @@ func (c *cluster) groupsWithoutPods(now time.Time) map[string]string {
 			continue
 		}
 		d := c.groupSets.get(m.manifest.Name, now)
-		if d == nil || specReplicas(d) == 0 || !old(d) {
+		if d == nil || specReplicas(d) == 0 {
 			continue
 		}
-		if len(leaders[d.Name]) == 0 {
+		if since, empty := emptySets[d.Name]; empty && now.Sub(since) >= podWait {
 			all[m.Name] = fmt.Sprintf("the LeaderWorkerSet %s has no pod; see why with kubectl describe leaderworkerset,statefulset %s", d.Name, d.Name)
 		}
 		for _, p := range leaders[d.Name] {

@@ -198,16 +198,18 @@ func TestLeaderWorkerSetsThatNobodyMayWatch(t *testing.T) {
 }
 
 // TestN4_AGroupThatLacksPodsIsTold: the API may refuse pods of a group, such as under a quota. No
-// condition of a LeaderWorkerSet tells that.
+// condition of a LeaderWorkerSet tells that. One that has just been scaled up from none lacks
+// nothing yet, however old it is.
 func TestN4_AGroupThatLacksPodsIsTold(t *testing.T) {
 	now := time.Now()
 	for name, tt := range map[string]struct {
-		age             time.Duration
+		age, since      time.Duration // of the group, and since when it should have pods
 		leader, workers int
 		ready           bool
 		told            string
 	}{
-		"no pod":          {age: podWait, told: "has no pod"},
+		"no pod":          {age: podWait, since: podWait, told: "has no pod"},
+		"from none":       {age: podWait},
 		"new":             {},
 		"a leader alone":  {age: podWait, leader: 1, told: "lacks workers"},
 		"one worker":      {age: podWait, leader: 1, workers: 1, told: "lacks workers"},
@@ -245,6 +247,8 @@ func TestN4_AGroupThatLacksPodsIsTold(t *testing.T) {
 		if err := errors.Join(c.groupSets.Replace([]any{set}, ""), c.pods.Replace(pods, "")); err != nil {
 			t.Fatal(err)
 		}
+		c.updateEmptySets(c.pods.list(now), now.Add(-tt.since))
+		c.updateEmptySets(c.pods.list(now), now)
 		if got := c.blockedModels()["m"]; got == "" != (tt.told == "") || !strings.Contains(got, tt.told) {
 			t.Errorf("%s: %q", name, got)
 		}

@@ -82,7 +82,7 @@ func (c *cluster) loaders(pods []*corev1.Pod) []engines.Replica {
 		if p == nil || p.Status.Phase == corev1.PodSucceeded {
 			continue
 		}
-		if condition, _ := loaderEnd(new(batchv1.Job), p); condition == batchv1.JobComplete {
+		if condition, _ := loaderPodEnd(p); condition == batchv1.JobComplete {
 			continue
 		}
 		r := engines.Replica{ID: p.Name, Model: m.Name, Launcher: engines.Kubernetes, Node: p.Spec.NodeName}

@@ -110,6 +110,12 @@ func (in install) modelLabels(model string) map[string]string {
 // modelHash returns the value of labelModel for a model.
 func modelHash(model string) string { return hashPrefix(model, 16) }
 
+// modelHashOf returns the modelHash of an object's model. An admission webhook may have taken the
+// label.
+func modelHashOf(o metav1.Object) string {
+	return cmp.Or(o.GetLabels()[labelModel], modelHash(o.GetAnnotations()[annotationModel]))
+}
+
 // manifest renders the Deployment of a model without a namespace and with 0 replicas. The
 // Deployment's name depends on its pod template, so another template is another Deployment.
 func (in install) manifest(m Model) (*appsv1.Deployment, error) {

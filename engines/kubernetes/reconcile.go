@@ -72,13 +72,13 @@ func (c *cluster) reconcile(ctx context.Context) (soon bool, err error) {
 	pods := c.podsByDeployment(now)
 	deployments := map[string][]*appsv1.Deployment{} // by model hash
 	for _, d := range c.workloads(now) {
-		hash := d.Labels[labelModel]
+		hash := modelHashOf(d)
 		deployments[hash] = append(deployments[hash], d)
 		unwanted(hash)
 	}
 	budgets := map[string][]*policyv1.PodDisruptionBudget{} // by model hash
 	for _, b := range c.budgets.list(now) {
-		hash := b.Labels[labelModel]
+		hash := modelHashOf(b)
 		budgets[hash] = append(budgets[hash], b)
 		unwanted(hash)
 	}

@@ -163,17 +163,12 @@ func (c *cluster) reconcileWeights(writes map[string]write, models map[string]wa
 		}
 		delete(needed, j.Name)
 	}
-	making := map[string]bool{} // the claims of Jobs that are being made
 	for name, w := range needed {
-		if w == nil {
-			continue
-		}
-		making[w.Claim] = true
-		if !c.writers.isRunning(enlarge(w.Claim)) { // its answer would be about the claim of before
+		if w != nil {
 			writes[weightsWrite(name)] = func(ctx context.Context) (bool, error) { return false, c.createLoader(ctx, name, *w) }
 		}
 	}
-	c.enlargeClaims(writes, sizes, making, now)
+	c.enlargeClaims(writes, sizes, now)
 	return loaded
 }
 
@@ -197,11 +192,20 @@ func (in install) neededWeights(models map[string]wanted) map[string]*Weights {
 }
 
 // loaderEnd returns how and when a Job or its loader has ended, as jobEnd does. pod is the newest
-// pod of the Job, or nil. A Job goes on as long as another container of its pod runs, such as one
-// that an admission webhook has added.
+// pod with the label of the Job, or nil. It may still be one of the Job before.
 func loaderEnd(j *batchv1.Job, pod *corev1.Pod) (batchv1.JobConditionType, time.Time) {
-	if condition, since := jobEnd(j); condition != "" || pod == nil || hasFinished(pod) || pod.DeletionTimestamp != nil {
+	if condition, since := jobEnd(j); condition != "" || pod == nil || !metav1.IsControlledBy(pod, j) {
 		return condition, since
+	}
+	return loaderPodEnd(pod)
+}
+
+// loaderPodEnd returns how and when the loader in a pod that goes on has ended, as jobEnd does. A
+// pod and its Job go on as long as another container runs, such as one that an admission webhook
+// has added.
+func loaderPodEnd(pod *corev1.Pod) (batchv1.JobConditionType, time.Time) {
+	if hasFinished(pod) || pod.DeletionTimestamp != nil {
+		return "", time.Time{}
 	}
 	loader := containerStatus(pod.Status.ContainerStatuses, roleLoader)
 	if loader == nil || loader.State.Terminated == nil {

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/sluice-gateway/sluice/engines"
@@ -164,19 +166,23 @@ func TestU14_JobEnd(t *testing.T) {
 
 // TestU14_ALoaderBesideAnotherContainer: an admission webhook has added a container to the pod of a
 // loader. The Job does not end while that container runs. The model begins when its loader has
-// ended well, and the Job is made again when its loader has failed.
+// ended well, and the Job is made again when its loader has failed. The pod of the Job before,
+// which Kubernetes removes later than that Job, tells nothing of this one.
 func TestU14_ALoaderBesideAnotherContainer(t *testing.T) {
 	now := time.Now()
 	w := Weights{Repository: "org/model"}
 	for name, tt := range map[string]struct {
 		state           corev1.ContainerState
+		owner           types.UID
 		loaded, removed bool
 		shown           int
 	}{
-		"runs":          {state: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}, shown: 1},
-		"ended well":    {state: terminated(0, now), loaded: true},
-		"failed now":    {state: terminated(1, now), shown: 1},
-		"failed before": {state: terminated(1, now.Add(-loaderRetry)), removed: true, shown: 1},
+		"runs":                      {state: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}, shown: 1},
+		"ended well":                {state: terminated(0, now), loaded: true},
+		"failed now":                {state: terminated(1, now), shown: 1},
+		"failed before":             {state: terminated(1, now.Add(-loaderRetry)), removed: true, shown: 1},
+		"the Job before ended well": {state: terminated(0, now), owner: "before"},
+		"the Job before failed":     {state: terminated(1, now.Add(-loaderRetry)), owner: "before", shown: 1},
 	} {
 		c, err := newCluster(Config{}.withDefaults(), location{namespace: "n"}, &rest.Config{})
 		if err != nil {
@@ -186,7 +192,9 @@ func TestU14_ALoaderBesideAnotherContainer(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: j.Labels}, Spec: corev1.PodSpec{NodeName: "n"},
+		j.UID = "now"
+		owner := metav1.OwnerReference{Kind: "Job", Name: j.Name, UID: cmp.Or(tt.owner, j.UID), Controller: new(true)}
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Labels: j.Labels, OwnerReferences: []metav1.OwnerReference{owner}}, Spec: corev1.PodSpec{NodeName: "n"},
 			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", ContainerStatuses: []corev1.ContainerStatus{
 				{Name: roleLoader, State: tt.state},
 				{Name: "proxy", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}},

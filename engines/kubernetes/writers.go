@@ -10,8 +10,10 @@ import (
 )
 
 const (
-	// maxWriters is how many writers run at the same time.
+	// maxWriters is how many writes run at the same time, and maxRetries how many of those that
+	// have failed.
 	maxWriters = 32
+	maxRetries = maxWriters / 2
 	// roundLimit is how long a round of the leader waits for its writers.
 	roundLimit = time.Second
 )
@@ -19,21 +21,24 @@ const (
 // write makes what one object or one model needs. soon is true if it must run again soon.
 type write func(context.Context) (soon bool, err error)
 
-// written is how a write has ended.
+// written is how and when a write has ended.
 type written struct {
 	soon bool
 	err  error
+	at   time.Time
 }
 
 // writers run the writes of the leader by their names. A write that an admission webhook holds up
 // goes on while the others run in later rounds. The same write never runs twice at the same time.
+// Writes that have failed never take all places, so a new one need not wait for them to fail again.
 type writers struct {
 	// allowed reports whether a write may start.
 	allowed func() bool
 	// late is called when a write has ended after its round.
-	late  func()
-	slots chan struct{}
-	all   sync.WaitGroup
+	late func()
+	// slots are the places of all writes, and retries those of writes that have failed.
+	slots, retries chan struct{}
+	all            sync.WaitGroup
 
 	mu sync.Mutex
 	// running holds the writes that run. results holds how writes have ended last. Guarded by mu.
@@ -42,7 +47,8 @@ type writers struct {
 }
 
 func newWriters(allowed func() bool, late func()) *writers {
-	return &writers{allowed: allowed, late: late, slots: make(chan struct{}, maxWriters), running: map[string]bool{}, results: map[string]written{}}
+	return &writers{allowed: allowed, late: late, slots: make(chan struct{}, maxWriters), retries: make(chan struct{}, maxRetries),
+		running: map[string]bool{}, results: map[string]written{}}
 }
 
 // run runs the writes of a round, except those that run already. It returns when they have ended,
@@ -53,13 +59,14 @@ func (w *writers) run(ctx context.Context, writes map[string]write) map[string]w
 	ended := make(chan struct{}, len(writes))
 	started := 0
 	for _, name := range w.waiting(writes) {
-		if !w.begin(round, name) {
+		places, ok := w.begin(round, name)
+		if !ok {
 			break
 		}
 		started++
 		w.all.Go(func() {
 			soon, err := writes[name](ctx)
-			w.end(name, written{soon, err})
+			w.end(name, written{soon, err, time.Now()}, places)
 			isLate := round.Err() != nil
 			ended <- struct{}{}
 			if isLate {
@@ -79,8 +86,8 @@ func (w *writers) run(ctx context.Context, writes map[string]write) map[string]w
 	return maps.Clone(w.results)
 }
 
-// waiting returns the names of the writes that do not run. Those that have failed come last, so
-// that they never take all places.
+// waiting returns the names of the writes that do not run. Those that have failed come last, and
+// those that have ended longest ago first.
 func (w *writers) waiting(writes map[string]write) []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,37 +101,49 @@ func (w *writers) waiting(writes map[string]write) []string {
 			names = append(names, name)
 		}
 	}
-	slices.SortFunc(names, func(a, b string) int { return cmp.Or(failed[a]-failed[b], cmp.Compare(a, b)) })
+	slices.SortFunc(names, func(a, b string) int {
+		return cmp.Or(failed[a]-failed[b], w.results[a].at.Compare(w.results[b].at), cmp.Compare(a, b))
+	})
 	return names
 }
 
-// begin waits for a place for a write. It returns false if the round is over.
-func (w *writers) begin(round context.Context, name string) bool {
-	select {
-	case w.slots <- struct{}{}:
-	case <-round.Done():
-		return false
+// begin waits for the places that a write takes until end. It returns false if the round is over.
+func (w *writers) begin(round context.Context, name string) (places []chan struct{}, ok bool) {
+	w.mu.Lock()
+	needed := []chan struct{}{w.slots}
+	if w.results[name].err != nil {
+		needed = []chan struct{}{w.retries, w.slots}
+	}
+	w.mu.Unlock()
+	for _, place := range needed {
+		select {
+		case place <- struct{}{}:
+			places = append(places, place)
+		case <-round.Done():
+			giveBack(places)
+			return nil, false
+		}
 	}
 	if !w.allowed() {
-		<-w.slots
-		return false
+		giveBack(places)
+		return nil, false
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.running[name] = true
-	return true
+	return places, true
 }
 
-func (w *writers) end(name string, how written) {
+func giveBack(places []chan struct{}) {
+	for _, place := range places {
+		<-place
+	}
+}
+
+func (w *writers) end(name string, how written, places []chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.running, name)
 	w.results[name] = how
-	<-w.slots
-}
-
-func (w *writers) isRunning(name string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.running[name]
+	giveBack(places)
 }

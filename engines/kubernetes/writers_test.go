@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 )
@@ -175,6 +177,36 @@ func TestU16_ManyHangingWritesLeavePlaces(t *testing.T) {
 	})
 }
 
+// TestU16_HangingWritesLeaveTurns: more writes hang than may run at the same time, again and again.
+// A new model gets its Deployment at once, and a model whose webhook answers again has its turn.
+func TestU16_HangingWritesLeaveTurns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		models := hashedModels(3 * maxWriters)
+		last := models[len(models)-1].Name
+		var answers atomic.Bool
+		api := newEchoAPI()
+		api.hangs = func(model string) bool { return model != "new" && (model != last || !answers.Load()) }
+		c := leaderOver(t, api, models...)
+		time.Sleep(100 * time.Second) // each has hung once
+		more := wanted{Model: engine("new", 1)}
+		var err error
+		if more.manifest, err = c.manifest(more.Model); err != nil {
+			t.Fatal(err)
+		}
+		c.set(append(slices.Clone(c.wanted), more), false, 2)
+		time.Sleep(5 * time.Second)
+		if !api.has("new") {
+			t.Error("the new model has no Deployment after 5 s")
+		}
+		answers.Store(true)
+		time.Sleep(5 * time.Minute)
+		if !api.has(last) {
+			t.Error("the model whose webhook answers again has no Deployment after 5 min")
+		}
+	})
+}
+
 // silentAPI answers no call.
 type silentAPI struct{}
 
@@ -234,4 +266,32 @@ func TestU16_AWebhookThatTakesLabelsIsTold(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestU16_AnObjectWithoutItsModelsLabelStays: an admission webhook takes the one label by which
+// Sluice knows of which model an object is. The watch shows the object, and Sluice does not remove
+// it.
+func TestU16_AnObjectWithoutItsModelsLabelStays(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		api := newEchoAPI()
+		c := leaderOver(t, api, engine("m", 1))
+		m := c.wanted[0]
+		d, b := m.manifest.DeepCopy(), c.budget(m)
+		for _, o := range []metav1.Object{d, b} {
+			o.SetNamespace("n")
+			o.SetResourceVersion("2")
+			delete(o.GetLabels(), labelModel)
+		}
+		if err := errors.Join(c.deployments.Replace([]any{d}, ""), c.budgets.Replace([]any{b}, "")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if n := api.count("DELETE deployments") + api.count("DELETE poddisruptionbudgets"); n > 0 {
+			t.Errorf("%d removed", n)
+		}
+		if !c.isGone("another") || c.isGone("m") {
+			t.Error("the Deployment does not count as one of its model")
+		}
+	})
 }

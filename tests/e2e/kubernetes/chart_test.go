@@ -551,7 +551,7 @@ func remarshal(t *testing.T, from object, to any) {
 }
 
 // TestE2E_B11_TheChartRefuses: values that are wrong or do not fit together are refused, and the
-// message names them.
+// message names them. Labels for the Prometheus Operator may be absent.
 func TestE2E_B11_TheChartRefuses(t *testing.T) {
 	t.Parallel()
 	for values, want := range map[string]string{
@@ -559,6 +559,8 @@ func TestE2E_B11_TheChartRefuses(t *testing.T) {
 		"{config: null}":                                                     "missing property 'config'",
 		"{envoys: null, tls: null}":                                          "missing properties 'tls', 'envoys'",
 		"{image: {repository: null}}":                                        "'/image': missing property 'repository'",
+		"{envoys: {secret: null, clientName: null}}":                         "'/envoys': missing properties 'secret', 'clientName'",
+		"{service: {port: null}}":                                            "'/service': missing property 'port'",
 		"{replicas: two}":                                                    "'/replicas': got string, want integer",
 		"{configKind: Foo}":                                                  "'/configKind': value must be one of 'ConfigMap', 'Secret'",
 		"{service: {port: 99999}}":                                           "'/service/port': maximum",
@@ -587,5 +589,9 @@ func TestE2E_B11_TheChartRefuses(t *testing.T) {
 		if err != nil && strings.Contains(err.Error(), "redis://:pw@") {
 			t.Errorf("%s: the message has the password: %v", values, err)
 		}
+	}
+	const none = "{serviceMonitor: {enabled: true, labels: null}, prometheusRule: {enabled: true, labels: null}}"
+	if _, err := helm(t, nil, "template", "sluice", chartFolder(), "--values", writeValues(t, none)); err != nil {
+		t.Errorf("without labels: %v", err)
 	}
 }
