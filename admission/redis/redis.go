@@ -24,7 +24,8 @@
 // got no answer. It reports all live leases; leases that were granted meanwhile carry what they
 // cost in the last minute, because buckets have refilled what is older. Then all gateways that were
 // without the store share again at one agreed moment, so that none is granted what another has
-// admitted alone. A script that runs too late, because Redis was paused, does nothing.
+// admitted alone. They wait for the gateways that each knew, but for 3 s at most. A script that runs
+// too late, because Redis was paused, does nothing.
 //
 // Buckets behave as in process, except that a limit that is removed and set again finds its bucket
 // as it was, not full.
@@ -51,7 +52,7 @@
 //	prefill:<t>, replica:<r>          sorted set: lease ids by expiry in ms
 //	task:<id>, task_key:<length>:<t>  hash of a task; id of a task by its tenant and key
 //	task_requests:<id>                sorted set: leases of a task's requests by expiry in ms
-//	ended:<id>                        an ended task that must not come back
+//	ended:<id>                        tenant of an ended task, which must not come back; may be empty
 //	account:<id>                      hash: what the requests of an ended task have used
 //	waiting, waiting:<m>              a gateway waits for capacity, of this model
 //	waiting_tenant:<t>                set: models at which the tenant waits
@@ -182,6 +183,8 @@ type Store struct {
 	unreported map[string]*heldLease
 	// unanswered are claims that were sent and got no answer.
 	unanswered map[string]admission.Claim
+	// doubted are the tasks that this process may have ended without an answer, and since when.
+	doubted map[ownedTask]time.Time
 	// ended are the leases that have ended while they could still be in an older snapshot of the
 	// store, the oldest first.
 	ended []endedLease
@@ -237,6 +240,7 @@ func New(cfg Config) (*Store, error) {
 		tasks:      map[string]*heldLease{},
 		unreported: map[string]*heldLease{},
 		unanswered: map[string]admission.Claim{},
+		doubted:    map[ownedTask]time.Time{},
 		levels:     map[bucketName]level{},
 		served:     map[string]map[string]*servedTokens{},
 	}, nil
