@@ -80,7 +80,7 @@ func newConfig() Config {
 				Engine: &EngineNews{Name: "vllm", Running: &running, Waiting: &waiting, KVUsage: &usage, CacheTokens: &tokens, AgeSeconds: &age}}
 		},
 		Nodes: func() []engines.Node {
-			return []engines.Node{{Name: "here", Labels: []string{"h100"}, Lost: true, CPUs: 16, Memory: 64 << 30, Reason: "GPU 3 is lost", GPUs: []engines.GPU{
+			return []engines.Node{{Name: "here", Labels: []string{"h100"}, Lost: true, Left: true, CPUs: 16, Memory: 64 << 30, Reason: "GPU 3 is lost", GPUs: []engines.GPU{
 				{UUID: "GPU-a", Name: "A100", MemoryTotal: 40 << 30, MemoryUsed: 7}, {UUID: "GPU-b", Name: "A100", Index: 1},
 				{UUID: "GPU-c", Name: "A100", Index: 2, MIG: true}, {UUID: "GPU-d", Name: "A100", Index: 2, MIG: true}}}, {}}
 		},
@@ -171,7 +171,7 @@ func TestAPI(t *testing.T) {
 			 "node":"here","reason":"exited with status 1\nout of memory","since":null,"restarts":0,"gpus":["GPU-c"],"failed_starts":0,"failure":"","next_start":null,"close_delimited":false,"engine":null},
 			{"id":"10.0.0.5:8000","model":"org/a<b>/limits","served_model":"org/a<b>/limits","state":"ready","address":"10.0.0.5:8000","in_flight":0,"max":0,"max_from":"","served":0,
 			 "launcher":"upstream","node":"","reason":"","since":null,"restarts":0,"gpus":[],"failed_starts":0,"failure":"","next_start":null,"close_delimited":true,"engine":null}]}`},
-		{"/api/v1/nodes", 200, `{"nodes":[{"name":"here","labels":["h100"],"lost":true,"cpus":{"total":16,"placed":2.5},"memory":{"total":68719476736,"placed":1073741824},"reason":"GPU 3 is lost","gpus":[
+		{"/api/v1/nodes", 200, `{"nodes":[{"name":"here","labels":["h100"],"lost":true,"left":true,"cpus":{"total":16,"placed":2.5},"memory":{"total":68719476736,"placed":1073741824},"reason":"GPU 3 is lost","gpus":[
 			{"uuid":"GPU-a","name":"A100","index":0,"mig":false,"memory":{"total":42949672960,"used":7},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
 			{"uuid":"GPU-b","name":"A100","index":1,"mig":false,"memory":{"total":0,"used":0},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
 			{"uuid":"GPU-c","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":0.75,"replicas":[{"id":"chat-1","model":"chat","share":0.25}]},
