@@ -21,6 +21,8 @@ type Node struct {
 	Reason string
 	// Lost: the node has joined before and does not answer now. It gets no replicas.
 	Lost bool
+	// Left: a lost node has said that it stops, so its silence is no fault.
+	Left bool `json:",omitzero"`
 }
 
 // GPU is a device that a replica can be given: a whole GPU, or a MIG device, which is a part of

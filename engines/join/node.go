@@ -102,7 +102,7 @@ func (n *Node) Node() (engines.Node, bool) {
 	if n.inventory != nil {
 		node = *n.inventory
 	}
-	node.Name, node.Labels, node.Lost = n.name, labels, lost
+	node.Name, node.Labels, node.Lost, node.Left = n.name, labels, lost, n.nodeStopping
 	return node, true
 }
 

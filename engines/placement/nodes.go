@@ -107,8 +107,13 @@ func explain(nodes []Node, w Want) string {
 			lacks = append(lacks, fmt.Sprintf("and nothing on %d more nodes", len(nodes)-i))
 			break
 		}
-		missing := "does not answer"
-		if !n.Lost {
+		var missing string
+		switch {
+		case n.Left:
+			missing = "has left"
+		case n.Lost:
+			missing = "does not answer"
+		default:
 			_, missing = PickDevices(n.Node, n.Claims, w)
 		}
 		if len(nodes) > 1 || n.Lost {

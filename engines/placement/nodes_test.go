@@ -63,6 +63,8 @@ func TestPickNodeOrExplainSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	gone := with("gpu-3", gpus(8))
 	gone.Lost = true
+	left := gone
+	left.Left = true
 	many := []Node{}
 	for i := range 12 {
 		many = append(many, with(fmt.Sprint("h", i), gpus(0)))
@@ -75,6 +77,7 @@ func TestPickNodeOrExplainSaysWhatIsMissing(t *testing.T) {
 		"no node":     {nil, "there is no node"},
 		"its own":     {[]Node{busy}, "needs 2 GPUs, 1 of 2 is free: GPU 0 has x-0"},
 		"lost":        {[]Node{gone}, "gpu-3: does not answer"},
+		"has left":    {[]Node{left}, "gpu-3: has left"},
 		"several":     {[]Node{busy, gone, with("gpu-2", gpus(0))}, "gpu-1: needs 2 GPUs, 1 of 2 is free: GPU 0 has x-0; gpu-3: does not answer; gpu-2: needs 2 GPUs, this node has none"},
 		"not all":     {many, strings.Repeat("?", 4) + "and nothing on 8 more nodes"},
 		"five of all": {many[:5], strings.Repeat("?", 5)},

@@ -80,7 +80,7 @@ func newConfig() Config {
 				Engine: &EngineNews{Name: "vllm", Running: &running, Waiting: &waiting, KVUsage: &usage, CacheTokens: &tokens, AgeSeconds: &age}}
 		},
 		Nodes: func() []engines.Node {
-			return []engines.Node{{Name: "here", Labels: []string{"h100"}, Lost: true, CPUs: 16, Memory: 64 << 30, Reason: "GPU 3 is lost", GPUs: []engines.GPU{
+			return []engines.Node{{Name: "here", Labels: []string{"h100"}, Lost: true, Left: true, CPUs: 16, Memory: 64 << 30, Reason: "GPU 3 is lost", GPUs: []engines.GPU{
 				{UUID: "GPU-a", Name: "A100", MemoryTotal: 40 << 30, MemoryUsed: 7}, {UUID: "GPU-b", Name: "A100", Index: 1},
 				{UUID: "GPU-c", Name: "A100", Index: 2, MIG: true}, {UUID: "GPU-d", Name: "A100", Index: 2, MIG: true}}}, {}}
 		},
@@ -171,7 +171,7 @@ func TestAPI(t *testing.T) {
 			 "node":"here","reason":"exited with status 1\nout of memory","since":null,"restarts":0,"gpus":["GPU-c"],"failed_starts":0,"failure":"","next_start":null,"close_delimited":false,"engine":null},
 			{"id":"10.0.0.5:8000","model":"org/a<b>/limits","served_model":"org/a<b>/limits","state":"ready","address":"10.0.0.5:8000","in_flight":0,"max":0,"max_from":"","served":0,
 			 "launcher":"upstream","node":"","reason":"","since":null,"restarts":0,"gpus":[],"failed_starts":0,"failure":"","next_start":null,"close_delimited":true,"engine":null}]}`},
-		{"/api/v1/nodes", 200, `{"nodes":[{"name":"here","labels":["h100"],"lost":true,"cpus":{"total":16,"placed":2.5},"memory":{"total":68719476736,"placed":1073741824},"reason":"GPU 3 is lost","gpus":[
+		{"/api/v1/nodes", 200, `{"nodes":[{"name":"here","labels":["h100"],"lost":true,"left":true,"cpus":{"total":16,"placed":2.5},"memory":{"total":68719476736,"placed":1073741824},"reason":"GPU 3 is lost","gpus":[
 			{"uuid":"GPU-a","name":"A100","index":0,"mig":false,"memory":{"total":42949672960,"used":7},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
 			{"uuid":"GPU-b","name":"A100","index":1,"mig":false,"memory":{"total":0,"used":0},"free":0,"replicas":[{"id":"chat-0","model":"chat","share":1}]},
 			{"uuid":"GPU-c","name":"A100","index":2,"mig":true,"memory":{"total":0,"used":0},"free":0.75,"replicas":[{"id":"chat-1","model":"chat","share":0.25}]},
@@ -191,7 +191,7 @@ func TestAPI(t *testing.T) {
 			"prefill":1,"queued":2,"quota":{"requests_per_minute":{"used":100,"limit":600,"remaining":500,"resets_ms":10000}},
 			"budgets":[{"key":"","per":"month","of":"cost","used":41.5,"soft":40,"hard":50,"level":"soft","resets":"2026-12-01T00:00:00Z"}],"weight":3,"limits":` + acmeLimits + `}]}`},
 		{"/api/v1/tenants/acme/limits", 200, acmeLimits},
-		{"/api/v1/tenants/nope/limits", 404, "{\"error\":{\"message\":\"The tenant `nope` does not exist.\",\"type\":\"invalid_request_error\",\"code\":\"invalid_request\",\"param\":null}}"},
+		{"/api/v1/tenants/nope/limits", 404, "{\"error\":{\"message\":\"The tenant `nope` does not exist. GET /api/v1/tenants lists the tenants.\",\"type\":\"invalid_request_error\",\"code\":\"invalid_request\",\"param\":null}}"},
 		{"/api/v1/tenants/acme", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 		{"/api/v1/pools", 200, `{"pools":[{"name":"auto","models":["chat","empty"],"queued":2},{"name":"none","models":[],"queued":0}]}`},
 		{"/api/v1/models/chat/limits", 200, chatLimits},
@@ -202,7 +202,7 @@ func TestAPI(t *testing.T) {
 		{"/api/v1/models/chat/pick?key=", 200, chatPick},
 		{"/api/v1/models/chat/pick", 400, `{"error":{"message":"The query parameter key is missing: name a cache key with ?key=…","type":"invalid_request_error","code":"invalid_request","param":"key"}}`},
 		{"/api/v1/models/chat/pick?key=bad", 503, "{\"error\":{\"message\":\"The model `chat` has no replica.\",\"type\":\"server_error\",\"code\":\"no_replica\",\"param\":null}}"},
-		{"/api/v1/models/nope/limits", 404, "{\"error\":{\"message\":\"The model `nope` does not exist.\",\"type\":\"invalid_request_error\",\"code\":\"model_not_found\",\"param\":null}}"},
+		{"/api/v1/models/nope/limits", 404, "{\"error\":{\"message\":\"The model `nope` does not exist. `sluice models` lists the models.\",\"type\":\"invalid_request_error\",\"code\":\"model_not_found\",\"param\":null}}"},
 		{"/api/v1/models/chat", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 		{"/v1/models", 404, `{"error":{"message":"Unknown admin URL. This is the listener for operators. Clients call the address of ` + "`listen`" + `.","type":"invalid_request_error","code":"invalid_request","param":null}}`},
 		{"/nothing", 404, `{"error":{"message":"Unknown admin URL.","type":"invalid_request_error","code":"invalid_request","param":null}}`},

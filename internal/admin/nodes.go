@@ -9,9 +9,11 @@ import (
 
 // nodeView shows a node: its resources, and the part of them that is assigned to replicas.
 type nodeView struct {
-	Name   string     `json:"name"`
-	Labels []string   `json:"labels"`
-	Lost   bool       `json:"lost"`
+	Name   string   `json:"name"`
+	Labels []string `json:"labels"`
+	Lost   bool     `json:"lost"`
+	// Left: a lost node has said that it stops.
+	Left   bool       `json:"left"`
 	CPUs   amountView `json:"cpus"`
 	Memory amountView `json:"memory"` // bytes
 	GPUs   []gpuView  `json:"gpus"`
@@ -64,7 +66,7 @@ func (h *handler) nodes(w http.ResponseWriter, _ *http.Request) {
 
 // viewNode returns the view of a node with the replicas that run on it.
 func viewNode(n engines.Node, models []*engines.ModelSnapshot) nodeView {
-	v := nodeView{Name: n.Name, Labels: orEmpty(n.Labels), Lost: n.Lost, Reason: n.Reason,
+	v := nodeView{Name: n.Name, Labels: orEmpty(n.Labels), Lost: n.Lost, Left: n.Left, Reason: n.Reason,
 		CPUs: amountView{Total: n.CPUs}, Memory: amountView{Total: float64(n.Memory)}, GPUs: []gpuView{}}
 	onGPU := map[string][]gpuReplicaView{}
 	assigned := map[string]float64{}

@@ -74,6 +74,9 @@ func TestN4_ANodeThatHasLeftIsNoFault(t *testing.T) {
 	if lost := lostNodes(g); len(lost) > 0 {
 		t.Errorf("%v are lost", lost)
 	}
+	if all := g.launchers.allNodes(); !all[1].Left {
+		t.Errorf("%+v has not left", all[1])
+	}
 	stop()
 	if err := <-returned; err != nil {
 		t.Fatal(err)
@@ -82,7 +85,7 @@ func TestN4_ANodeThatHasLeftIsNoFault(t *testing.T) {
 		t.Fatal(err)
 	}
 	g = newGateway(t, dir, c)
-	if all := g.launchers.allNodes(); len(all) != 2 || !all[1].Lost || len(lostNodes(g)) > 0 {
+	if all := g.launchers.allNodes(); len(all) != 2 || !all[1].Lost || !all[1].Left || len(lostNodes(g)) > 0 {
 		t.Errorf("the next run knows %+v, of which %v are lost", all, lostNodes(g))
 	}
 }

@@ -30,7 +30,8 @@ function nodeCard(n) {
     node.lastChild.textContent = `${write(placed)} of ${write(total)}`;
     return node;
   };
-  return el('section', { class: 'card', 'data-node': n.name }, el('h2', {}, n.name, n.lost ? makeChip('does not answer', 'bad') : makeChip('answers', 'ok')),
+  const state = n.left ? makeChip('has left') : n.lost ? makeChip('does not answer', 'bad') : makeChip('answers', 'ok');
+  return el('section', { class: 'card', 'data-node': n.name }, el('h2', {}, n.name, state),
     facts([['Labels', n.labels.join(', ')], ['CPUs assigned', load(n.cpus.total, n.cpus.placed, number)],
       ['Memory assigned', load(n.memory.total, n.memory.placed, bytes)], ['GPUs', n.reason && (n.gpus.length > 0 ? n.reason : `none: ${n.reason}`)]]),
     n.gpus.length > 0 && el('ul', { class: 'gpus', 'aria-label': count(n.gpus.length, 'GPU') }, n.gpus.map(gpuItem)));
