@@ -54,15 +54,12 @@ func (r *Response) Events(end End) []Event {
 		}
 		output = append(output, json.RawMessage(it.done))
 	}
-	response["status"], response["usage"], response["output"] = end.Status, end.Usage, output
+	response["status"], response["error"], response["usage"], response["output"] = end.Status, end.Error, end.Usage, output
 	if r.lossy {
 		delete(response, "output") // the clients have the items
 	}
 	if end.Reason != "" {
 		response["incomplete_details"] = object{"reason": end.Reason}
-	}
-	if end.Error != nil {
-		response["error"] = end.Error
 	}
 	w.add(end.Status, object{"response": response})
 	r.ended, r.begin, r.items, r.kept, r.sequence = true, nil, nil, 0, w.sequence

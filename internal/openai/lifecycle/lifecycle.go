@@ -119,9 +119,6 @@ func (r *Response) Forget() { r.lossy, r.items, r.kept = true, nil, 0 }
 func (r *Response) read(data []byte) bool {
 	r.event = event{sequence: -1}
 	r.reader.Reset(data)
-	if r.reader.Kind() != '{' {
-		return false
-	}
 	for more := r.reader.Open('{'); more; more = r.reader.More('{') {
 		r.member(data)
 	}

@@ -168,6 +168,10 @@ func TestForwardNobodyThere(t *testing.T) {
 			t.Errorf("owner %s: %s", owner, answer.Status)
 		}
 	}
+	fault := b.Forward(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "GET", "/", nil), a.ID())
+	if want := b.cfg.Expiry / renewalsPerExpiry; fault == nil || fault.RetryAfter != want {
+		t.Errorf("the client of an owner that does not listen is told %+v; want it to wait %v", fault, want)
+	}
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, owner := range []string{"nobody", a.ID()} {
@@ -297,6 +301,74 @@ func TestForwardOwnerSilent(t *testing.T) {
 		t.Errorf("%q, %v", body, err)
 	}
 	within(t, "the owner hears of it", left)
+}
+
+// Only an owner whose record is missing for long is given up. A record that comes back, and a Redis
+// that does not answer, are no reason.
+func TestCheckOwner(t *testing.T) {
+	t.Parallel()
+	c := client(t, redistest.Start(t))
+	a := start(t, c, nil, nil)
+	way := &wire{Scripter: c}
+	p, err := New(Config{Redis: way, Listen: anyPort, Timeout: soon})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, stop := p.trackForward(t.Context(), a.ID())
+	defer stop()
+	other, stopOther := p.trackForward(t.Context(), "other")
+	defer stopOther()
+	check := func(when string, want error, missing bool) {
+		t.Helper()
+		err := p.checkOwner(t.Context(), a.ID())
+		if _, is := p.missingSince[a.ID()]; !errors.Is(err, want) || is != missing {
+			t.Errorf("%s: %v; missing: %v", when, err, is)
+		}
+	}
+	a.wire.cut.Store(true)
+	if n := c.Del(t.Context(), a.recordKey(a.ID())).Val(); n != 1 {
+		t.Fatalf("%d records", n)
+	}
+	check("the record is missing", nil, true)
+	a.wire.cut.Store(false)
+	if err := a.writeRecord(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("the record is back", nil, false)
+	way.cut.Store(true)
+	check("Redis does not answer", errCut, false)
+	if _, known := p.cachedRecord(a.ID()); !known {
+		t.Error("a record is forgotten because Redis does not answer")
+	}
+	way.cut.Store(false)
+	a.stop() // removes the record
+	p.missingSince[a.ID()] = time.Now().Add(-p.cfg.Expiry)
+	if running.Err() != nil {
+		t.Fatal("given up too early")
+	}
+	check("the record is missing for long", nil, false)
+	if !errors.Is(context.Cause(running), errNoRecord) || other.Err() != nil {
+		t.Errorf("the forward ends with %v, and one to another owner with %v", context.Cause(running), other.Err())
+	}
+}
+
+// Serve ends although a client does not read its answer.
+func TestServeEndsBesideASlowClient(t *testing.T) {
+	t.Parallel()
+	c := client(t, redistest.Start(t))
+	ended := make(chan struct{})
+	a := start(t, c, nil, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		defer close(ended)
+		for text := make([]byte, 64<<10); ; {
+			if _, err := w.Write(text); err != nil {
+				return
+			}
+		}
+	}))
+	b := start(t, c, nil, nil)
+	b.ask(t.Context(), t, a.ID(), "/")
+	a.stopServing()
+	within(t, "the handler ends", ended)
 }
 
 // The end of an answer whose owner was given up is not believed.

@@ -49,8 +49,7 @@ func (m *merger) merge(into, from []byte) bool {
 // sameStream reports whether the members that all chunks of a stream share are equal.
 func (m *merger) sameStream() bool {
 	for i, v := range m.into.top {
-		w := m.from.top[i]
-		if v.there() != w.there() || !bytes.Equal(m.into.bytes(v), m.from.bytes(w)) {
+		if !bytes.Equal(m.into.bytes(v), m.from.bytes(m.from.top[i])) { // one that is absent has no bytes
 			return false
 		}
 	}
@@ -104,9 +103,7 @@ func (m *merger) join(to *container, name string, old, more span) bool {
 	if splitsPair(before, after) {
 		return false
 	}
-	if len(after) > 0 {
-		m.insert(old.to-1, "", after)
-	}
+	m.insert(old.to-1, "", after)
 	return true
 }
 
@@ -140,12 +137,8 @@ func (m *merger) choice(i int) bool {
 	if c.chat != more.chat || c.kinds != 0 && more.kinds != 0 && c.kinds != more.kinds {
 		return false
 	}
-	to := &c.delta
-	if !c.chat {
-		to = &c.container
-	}
 	for k, v := range more.fields {
-		if !m.join(to, fieldNames[k], c.fields[k], v) {
+		if !m.join(&c.delta, fieldNames[k], c.fields[k], v) { // a choice without a delta has its text
 			return false
 		}
 	}

@@ -232,21 +232,12 @@ func (q *Queue) mergeLocked(e *sse.Event) bool {
 	held := cap(q.merge.out) + cap(tail.raw)
 	ok := q.merge.merge(tail.raw, e.Raw)
 	if ok {
-		tail.replace(q.merge.out)
+		tail.raw = append(tail.raw[:0], q.merge.out...)
 		tail.number = q.next
 		q.next++
 	}
 	q.held += cap(q.merge.out) + cap(tail.raw) - held
 	return ok
-}
-
-// replace copies other bytes into the slot. A new buffer has spare room, because further events are
-// likely to be merged into the same slot.
-func (s *slot) replace(raw []byte) {
-	if cap(s.raw) < len(raw) {
-		s.raw = make([]byte, 0, len(raw)+len(raw)/2)
-	}
-	s.raw = append(s.raw[:0], raw...)
 }
 
 // tailLocked returns the last event that waits. There must be one.

@@ -10,10 +10,12 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/sluice-gateway/sluice/internal/memory"
 	"github.com/sluice-gateway/sluice/internal/openai/sse"
 	"github.com/sluice-gateway/sluice/internal/relay/queue"
 )
@@ -153,6 +155,53 @@ func TestBytesOfEmpty(t *testing.T) {
 	popAll(t, q)
 	if n := q.Bytes(); n < 100 || n > 20<<10 {
 		t.Errorf("%d bytes held", n)
+	}
+}
+
+// An empty queue does not keep the room of the many events that once waited.
+func TestBytesAfterMany(t *testing.T) {
+	q := queue.New(queue.Limits{})
+	push(t, q, strings.Repeat(": x\n\n", queue.DefaultMaxEvents))
+	if n := q.Bytes(); n < queue.DefaultMaxEvents*int(unsafe.Sizeof([]byte{})) {
+		t.Errorf("%d bytes held by %d events", n, q.Len())
+	}
+	popAll(t, q)
+	empty := q.Bytes()
+	if empty < 0 || empty > 1<<10 {
+		t.Errorf("%d bytes held by an empty queue", empty)
+	}
+	push(t, q, done)
+	if n := q.Bytes(); n < empty+100 { // there are new places for events
+		t.Errorf("%d bytes held by one event, and %d by none", n, empty)
+	}
+	if got, _ := popAll(t, q); got != done {
+		t.Errorf("got %q after that", got)
+	}
+}
+
+// What waits is reserved from the budget. A queue that gets no memory is full.
+func TestBudget(t *testing.T) {
+	budget := memory.NewBudget(100_000)
+	most := budget.LimitOf(memory.Queues)
+	q := queue.New(queue.Limits{MaxBytes: 1 << 20, Memory: budget})
+	push(t, q, text(0, strings.Repeat("x", 20_000)))
+	if n := budget.Used(memory.Queues); n < 20_000 {
+		t.Errorf("%d bytes reserved for an event of 20 kB", n)
+	}
+	popAll(t, q)
+	if n := budget.Used(memory.Queues); n > 10_000 {
+		t.Errorf("%d bytes reserved for an empty queue", n)
+	}
+	for err := error(nil); err == nil; err = q.Push(events(": " + strings.Repeat("x", 1000) + "\n\n")[0]) {
+		if n := budget.Used(memory.Queues); n > most {
+			t.Fatalf("%d bytes reserved of %d", n, most)
+		}
+	}
+	if n := budget.Used(memory.Queues); n != 0 || q.Len() != 0 {
+		t.Errorf("%d bytes reserved for a queue that was dropped, with %d events", n, q.Len())
+	}
+	if _, _, err := q.Pop(nil); !errors.Is(err, queue.ErrTooSlow) {
+		t.Errorf("the client gets %v", err)
 	}
 }
 

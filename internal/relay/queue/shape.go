@@ -138,7 +138,8 @@ func (s *shape) text(to *span) bool {
 	return (k == '"' || k == 'n') && s.value(to)
 }
 
-// each reads the members of an object and records where the object ends.
+// each reads the members of an object and records where the object ends. Of another value it reads
+// nothing, and what follows finds a fault.
 func (s *shape) each(c *container, member func(name []byte) bool) bool {
 	for more := s.r.Open('{'); more; more = s.r.More('{') {
 		if !member(s.r.Name()) {
@@ -182,9 +183,6 @@ func (s *shape) members() bool {
 
 func (s *shape) readChoices() bool {
 	for more := s.r.Open('['); more; more = s.r.More('[') {
-		if s.r.Kind() != '{' {
-			return false
-		}
 		c := choice{span: span{from: s.pos()}}
 		if !s.choice(&c) || !c.hasIndex || s.find(c.index) >= 0 {
 			return false
@@ -210,7 +208,7 @@ func (s *shape) choice(c *choice) bool {
 			c.index, c.hasIndex = s.r.Int()
 			return !again
 		case "delta":
-			if c.chat || s.r.Kind() != '{' {
+			if c.chat {
 				return false
 			}
 			c.chat = true

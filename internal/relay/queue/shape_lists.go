@@ -43,9 +43,6 @@ func (s *shape) readCalls(c *choice) bool {
 	c.calls.from = s.pos()
 	first := len(s.calls)
 	for more := s.r.Open('['); more; more = s.r.More('[') {
-		if s.r.Kind() != '{' {
-			return false
-		}
 		k := call{span: span{from: s.pos()}, choice: len(s.choices)}
 		if !s.readCall(&k) || !k.hasIndex || findCall(s.calls[first:], k.index) >= 0 {
 			return false
@@ -91,7 +88,7 @@ func (s *shape) readCall(k *call) bool {
 		case "type":
 			return s.text(&k.typ)
 		case "function":
-			return k.function.end == 0 && s.r.Kind() == '{' && s.readFunction(k)
+			return k.function.end == 0 && s.readFunction(k)
 		}
 		return false
 	})

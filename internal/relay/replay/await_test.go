@@ -125,6 +125,8 @@ func TestAwaitRoomLosesPatience(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			limits.Patience = time.Minute
 			b := replay.NewBroadcast(limits)
+			idle := false
+			b.OnIdle(func(is bool) { idle = is })
 			slow := subscribe(t, b, -1)
 			for range 3 {
 				push(t, b, token("a"))
@@ -138,6 +140,9 @@ func TestAwaitRoomLosesPatience(t *testing.T) {
 				t.Error(err)
 			}
 			want(t, slow, "", queue.ErrTooSlow)
+			if !idle {
+				t.Error("nobody was told that no subscriber is left")
+			}
 		})
 	}
 }

@@ -137,7 +137,8 @@ func TestMax(t *testing.T) {
 		if _, fresh, err := s.Claim(key("a"), [32]byte{}, none); fresh || err != nil {
 			t.Errorf("one that is known: %v", err)
 		}
-		s.Expire(key("b"), b, time.Hour)
+		s.Expire(key("b"), b, time.Minute)
+		s.Expire(key("b"), b, time.Hour) // again: it is forgotten once
 		s.Expire(key("a"), a, time.Minute)
 		claim(t, s, "d")
 		wantKnown(t, s, "a", "c", "d")

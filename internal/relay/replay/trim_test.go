@@ -63,21 +63,25 @@ func TestDroppedEvents(t *testing.T) {
 	b := replay.NewBroadcast(replay.Limits{LogBytes: 3 * (len("data: 0\n\n") + entryOverhead)})
 	dropped, all := "", ""
 	b.OnDrop(func(raw []byte) { dropped += string(raw) })
+	idle := false
+	b.OnIdle(func(is bool) { idle = is })
 	for i := range 10 {
 		event := fmt.Sprintf("data: %d\n\n", i)
 		push(t, b, event)
 		all += event
-		kept := max(i-2, 0) // the number of the first event that is kept
-		before := "unset"
-		s, err := b.SubscribeKept(int64(i), func() { before = dropped })
-		if err != nil {
-			t.Fatal(err)
+		kept := max(i-2, 0)                                        // the number of the first event that is kept
+		for _, after := range []int64{int64(kept) - 1, int64(i)} { // all that a client may have seen
+			before := "unset"
+			s, err := b.SubscribeKept(after, func() { before = dropped })
+			if err != nil {
+				t.Fatal(err)
+			}
+			want(t, s, all[kept*len(event):], queue.ErrEmpty)
+			if before != all[:kept*len(event)] || idle {
+				t.Errorf("after %d events these were dropped: %q; idle: %v", i+1, before, idle)
+			}
+			s.Unsubscribe()
 		}
-		want(t, s, all[kept*len(event):], queue.ErrEmpty)
-		if before != all[:kept*len(event)] {
-			t.Errorf("after %d events these were dropped: %q", i+1, before)
-		}
-		s.Unsubscribe()
 		for _, after := range []int64{int64(kept) - 2, int64(i) + 1} {
 			if _, err := b.SubscribeKept(after, func() { t.Errorf("it begins after event %d of %d", after, i) }); !errors.Is(err, replay.ErrNotKept) {
 				t.Errorf("after event %d of %d: %v", after, i, err)
