@@ -32,8 +32,8 @@ func (s *Store) FindTask(ctx context.Context, tenant, key string) (admission.Tas
 	return s.runTaskScript(ctx, "find", []any{tenant, key, 0})
 }
 
-// EndTask implements admission.Shared. A call that got no answer may have ended the task. A repeated
-// call at the same gateway then succeeds.
+// EndTask implements admission.Shared. A call that got no answer may have ended the task. A
+// repeated call at the same gateway then succeeds.
 func (s *Store) EndTask(ctx context.Context, tenant, id string, declared int64) error {
 	if t, ok := s.localTask(tenant, id); ok {
 		s.mu.Lock()

@@ -82,8 +82,8 @@ func describeStarts(r *engines.Replica, p *corev1.Pod, engine *corev1.ContainerS
 	}
 }
 
-// anyEndedSince reports whether a container of the pod has ended since a time. The pod was not ready
-// then, whatever the engine was.
+// anyEndedSince reports whether a container of the pod has ended since a time. The pod was not
+// ready then, whatever the engine was.
 func anyEndedSince(p *corev1.Pod, at time.Time) bool {
 	return slices.ContainsFunc(slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
 		last := lastTermination(&c)
