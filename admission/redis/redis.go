@@ -52,7 +52,7 @@
 //	prefill:<t>, replica:<r>          sorted set: lease ids by expiry in ms
 //	task:<id>, task_key:<length>:<t>  hash of a task; id of a task by its tenant and key
 //	task_requests:<id>                sorted set: leases of a task's requests by expiry in ms
-//	ended:<id>                        tenant of an ended task, which must not come back; may be empty
+//	ended:<id>                        tenant of an ended task that must not come back, or ''
 //	account:<id>                      hash: what the requests of an ended task have used
 //	waiting, waiting:<m>              a gateway waits for capacity, of this model
 //	waiting_tenant:<t>                set: models at which the tenant waits

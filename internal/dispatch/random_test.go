@@ -625,7 +625,7 @@ func (w *randomWorld) finish() {
 	if len(w.counters)+len(w.unpickable)+len(w.estimators)+len(w.cursors) != 0 {
 		w.fail("left over: %v, %v", w.counters, w.unpickable)
 	}
-	n := 0
+	n := len(w.ids.held)
 	w.ids.running.Range(func(any, any) bool { n++; return true })
 	if n != 0 || w.held.first != nil {
 		w.fail("%d ids left, or a ticket", n)

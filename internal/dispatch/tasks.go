@@ -200,12 +200,8 @@ func (d *Dispatcher) chooseByTask(ctx context.Context, w *routingTable, c choice
 		Message: "The task was admitted to the model `" + task.Model + "`, not to " + c.name() + "."}
 }
 
-// The ids of the claims of tasks begin with these: one for the request that runs, and one for a
-// carried or recovered request.
-const (
-	claimOfTask = "task\x00"
-	holdOfTask  = "held task\x00"
-)
+// claimOfTask begins the ids of the claims and the holds of tasks.
+const claimOfTask = "task\x00"
 
 // claimTask claims the task for one request at a time, so that the requests of one admission do not
 // run in parallel. The returned function releases the claim and calls release. If another request
@@ -213,7 +209,7 @@ const (
 // caller is alive, so the task is renewed.
 func (d *Dispatcher) claimTask(r *Request, release func()) (func(), bool) {
 	end, ok := d.ids.claim(r.Tenant, claimOfTask+r.Task)
-	if ok && d.ids.claimed(r.Tenant, holdOfTask+r.Task) {
+	if ok && d.ids.isHeld(r.Tenant, claimOfTask+r.Task) {
 		end()
 		ok = false
 	}
@@ -237,13 +233,10 @@ func (d *Dispatcher) holdTask(tenant, id string) (leave func()) {
 	if id == "" {
 		return func() {}
 	}
-	end, claimed := d.ids.claim(tenant, holdOfTask+id)
-	stop := d.keepTask(tenant, id, 0)
+	end, stop := d.ids.hold(tenant, claimOfTask+id), d.keepTask(tenant, id, 0)
 	return sync.OnceFunc(func() {
 		stop()
-		if claimed {
-			end()
-		}
+		end()
 	})
 }
 

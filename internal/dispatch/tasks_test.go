@@ -239,7 +239,12 @@ func TestW6_ATaskLastsAsLongAsItsCarriedRequest(t *testing.T) {
 		if _, ok, fault := s.Renew(t.Context(), "t", held.Task); !ok || fault != nil {
 			t.Errorf("while the request runs: %v, %v", ok, fault)
 		}
+		another := s.Carry(held) // two may have run since a kill
 		carried.Release()
+		if _, fault := s.Dispatch(t.Context(), sized(held.Task, 4)); fault == nil || fault.Code != openai.CodeRequestIDConflict {
+			t.Errorf("a third request of the task: %v", fault)
+		}
+		another.Release()
 		s.must(t, sized(held.Task, 4)).Release()
 		time.Sleep(2 * time.Minute)
 		if _, ok, _ := s.Renew(t.Context(), "t", held.Task); ok {

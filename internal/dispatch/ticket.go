@@ -395,6 +395,10 @@ func (d *Dispatcher) wakeOthers(replica *counter, had string) {
 // idClaims are the request ids and tasks that are in use now. The zero value is ready to use.
 type idClaims struct {
 	running sync.Map // identity → struct{}
+
+	mu sync.Mutex
+	// held counts the holds of each id that has any; guarded by mu
+	held map[identity]int
 }
 
 type identity struct{ tenant, id string }
@@ -411,8 +415,28 @@ func (s *idClaims) claim(tenant, id string) (release func(), ok bool) {
 	return func() { s.running.Delete(key) }, true
 }
 
-// claimed reports whether somebody has the claim of the id.
-func (s *idClaims) claimed(tenant, id string) bool {
-	_, taken := s.running.Load(identity{tenant, id})
-	return taken
+// hold holds the id for the tenant, until release is called once. An id may have several holds,
+// also beside a claim.
+func (s *idClaims) hold(tenant, id string) (release func()) {
+	key := identity{tenant, id}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held == nil {
+		s.held = map[identity]int{}
+	}
+	s.held[key]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.held[key]--; s.held[key] == 0 {
+			delete(s.held, key)
+		}
+	}
+}
+
+// isHeld reports whether the id has a hold.
+func (s *idClaims) isHeld(tenant, id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.held[identity{tenant, id}] > 0
 }
