@@ -226,6 +226,15 @@ func TestU9_FailedStartsOfAPod(t *testing.T) {
 		"it has finished": {newPod(crashing(ended), func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }), 3, engines.OutOfMemory,
 			time.Time{}, 0},
 		"ready": {newPod(ready), 0, "", time.Time{}, 10 * time.Second},
+		"ready after its init container": {newPod(ready, func(p *corev1.Pod) {
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: at(15)}}}}
+		}), 0, "", time.Time{}, 10 * time.Second},
+		"ready again after its sidecar": {newPod(ready, func(p *corev1.Pod) {
+			p.Status.ContainerStatuses[0].LastTerminationState.Terminated = &corev1.ContainerStateTerminated{FinishedAt: at(25)}
+		}), 0, "", time.Time{}, 0},
+		"ready again after its native sidecar": {newPod(ready, func(p *corev1.Pod) {
+			p.Status.InitContainerStatuses = []corev1.ContainerStatus{{LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{FinishedAt: at(25)}}}}
+		}), 0, "", time.Time{}, 0},
 	} {
 		got := replicaOf(tt.pod, 0)
 		if got.FailedStarts != tt.starts || got.Failure != tt.class || !got.NextStart.Equal(tt.next) || got.LoadTime != tt.load {

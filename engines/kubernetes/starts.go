@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -63,7 +64,7 @@ func describeStarts(r *engines.Replica, p *corev1.Pod, engine *corev1.ContainerS
 		return
 	}
 	if run := engine.State.Running; r.State == engines.Ready && run != nil {
-		if took := r.Since.Sub(run.StartedAt.Time); took > 0 && took < steadyRun {
+		if took := r.Since.Sub(run.StartedAt.Time); took > 0 && took < steadyRun && !anyEndedSince(p, run.StartedAt.Time) {
 			r.LoadTime = took // otherwise the readiness came back after a fault
 		}
 		return
@@ -79,6 +80,15 @@ func describeStarts(r *engines.Replica, p *corev1.Pod, engine *corev1.ContainerS
 	if engine.State.Running == nil && !hasFinished(p) {
 		r.NextStart = last.FinishedAt.Add(backOff(max(0, r.FailedStarts-1)))
 	}
+}
+
+// anyEndedSince reports whether a container of the pod has ended since a time. The pod was not
+// ready then, whatever the engine was.
+func anyEndedSince(p *corev1.Pod, at time.Time) bool {
+	return slices.ContainsFunc(slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool {
+		last := lastTermination(&c)
+		return last != nil && last.FinishedAt.After(at)
+	})
 }
 
 // backOff returns how long the kubelet waits before it starts a container for the n-th time again.
