@@ -182,7 +182,7 @@ func (s *sharing) publish(ctx context.Context, at state) error {
 			l.markChanged(rows)
 			return err
 		}
-		rows = union(rows, lacking)
+		rows = append(rows, lacking...) // a row in both is published twice, which counts once
 	}
 	known, left, err := s.publishRows(ctx, l.writer, at, rows, func(keys []rowKey) []change {
 		l.mu.Lock()
@@ -194,16 +194,6 @@ func (s *sharing) publish(ctx context.Context, at state) error {
 	}
 	l.markChanged(left)
 	return err
-}
-
-// union returns the rows of both lists, each once.
-func union(a, b []rowKey) []rowKey {
-	seen := make(map[rowKey]bool, len(a)+len(b))
-	return slices.DeleteFunc(slices.Concat(a, b), func(k rowKey) bool {
-		again := seen[k]
-		seen[k] = true
-		return again
-	})
 }
 
 // markChanged has rows published again. A row that has changed and counts no more requests than
