@@ -79,10 +79,10 @@ func (l *RequestLog) failed(q *request.Summary) {
 // not read. Without an engine's count, estimated is true. tokens_out is then the number of events
 // with a part of the answer, or what the bytes of the answer suggest if nobody has read it.
 // tokens_in is then estimated from the prompt, or missing. tpot_ms is the mean time per output
-// token after the first. client_request_id is the client's own id of the request; it is missing if
-// the client gave none. finish_reason is always there, and empty for a response without one.
-// finish_estimated is true if nobody has read it, so that it is what the length of the answer
-// suggests.
+// token after the first. It is missing if all came within a millisecond. client_request_id is the
+// client's own id of the request; it is missing if the client gave none. finish_reason is always
+// there, and empty for a response without one. finish_estimated is true if nobody has read it, so
+// that it is what the length of the answer suggests.
 func (l *RequestLog) Finished(q request.Summary) {
 	if l == nil || q.IsProbe() {
 		return

@@ -50,9 +50,14 @@ func streamOf(q *request.Summary) stream {
 	return s
 }
 
+// leastDecode is the shortest Decode that tells how fast an engine is. Tokens that come within less
+// have waited together: in an engine that sends several at once, on their way, or for a busy
+// gateway.
+const leastDecode = time.Millisecond
+
 // perToken returns the mean time per token after the first; 0 if it is not known.
 func (s stream) perToken() time.Duration {
-	if gaps := s.Usage.Completion - 1; gaps > 0 && s.Decode > 0 {
+	if gaps := s.Usage.Completion - 1; gaps > 0 && s.Decode >= leastDecode {
 		return s.Decode / time.Duration(gaps)
 	}
 	return 0
@@ -77,7 +82,7 @@ func newStreamMetrics(r prometheus.Registerer) *streamMetrics {
 		rate: histogram("stream_tokens_per_second",
 			"Tokens per second of one stream, by the engine's count. Without one, by its events if the stream was read, else by an estimate from its "+
 				"bytes. prefill: the prompt tokens that were not known to be cached, divided by the time from the dispatch to the first token. decode: the "+
-				"tokens after the first, divided by the time from the first token to the last.",
+				"tokens after the first, divided by the time from the first token to the last. A stream whose tokens all came within a millisecond has none.",
 			rateBuckets(), "model", "phase"),
 		perToken: histogram("sluice_time_per_output_token_seconds",
 			"Mean time of a token after the first of one stream, by the replica that served it. It covers the streams that the phase decode of "+

@@ -110,6 +110,31 @@ func TestManagedStreamFigures(t *testing.T) {
 	}
 }
 
+// Tokens that came together do not tell how fast their engine is. However fast an engine is, its
+// other streams count.
+func TestS12_TokensThatCameTogetherHaveNoRate(t *testing.T) {
+	t.Parallel()
+	m := NewMetrics(MetricsConfig{})
+	for _, c := range []struct {
+		tokens int64
+		decode time.Duration
+	}{{4, 21 * time.Microsecond}, {100, 999 * time.Microsecond}, {2, time.Millisecond}, {1001, 10 * time.Millisecond}} {
+		m.Finished(request.Summary{Model: "chat", Replica: "chat-0", Stream: true, Status: 200, Source: "engine", Route: request.RouteManaged,
+			FirstByte: time.Second, Decode: c.decode, CompletionTokens: c.tokens, UsageKnown: true})
+	}
+	want := []string{
+		`sluice_time_per_output_token_seconds_sum{model="chat",upstream="chat-0"} 0.00101`,
+		`sluice_time_per_output_token_seconds_count{model="chat",upstream="chat-0"} 2`,
+		`stream_tokens_per_second_sum{model="chat",phase="decode"} 101000`,
+		`stream_tokens_per_second_count{model="chat",phase="decode"} 2`,
+	}
+	got := scrape(t, m, "sluice_time_per_output_token_seconds_sum", "sluice_time_per_output_token_seconds_count",
+		`stream_tokens_per_second_sum{model="chat",phase="decode"}`, `stream_tokens_per_second_count{model="chat",phase="decode"}`)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
 // Tokens that are told apart from the end of their request are counted once.
 func TestB3_TokensToldApart(t *testing.T) {
 	t.Parallel()
