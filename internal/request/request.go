@@ -166,7 +166,9 @@ func (q *Summary) FirstTokenAfterPick() (predicted, took time.Duration, ok bool)
 	return predicted, took, seen && q.Stream && q.Source == headers.SourceEngine && q.Attempts <= 1 && q.FirstByte > 0 && predicted > 0 && took > 0
 }
 
-// IsEstimated reports whether there are counts of tokens that no engine has told.
+// IsEstimated reports whether there are counts of tokens that no engine has told. The count of a
+// stream that Cause has ended may be of its engine. The ledger has it as an estimate, because the
+// engine may have done more.
 func (q *Summary) IsEstimated() bool { return !q.UsageKnown && q.PromptTokens+q.CompletionTokens > 0 }
 
 // TTFT returns the time from Envoy's receipt of a streamed request to the first token. For a native
