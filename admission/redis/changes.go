@@ -11,6 +11,10 @@ import (
 // refillTime is the time in which a bucket fills. What was charged longer ago is no longer owed.
 const refillTime = time.Minute
 
+// doubtedFor is how long a call that ends a task may be repeated after it got no answer. The store
+// knows an ended task for a minute at least (common.lua, forget).
+const doubtedFor = time.Minute
+
 // heldLease is a lease of this process.
 type heldLease struct {
 	claim admission.Claim
@@ -222,8 +226,8 @@ func (s *Store) hasChanges() bool {
 	return s.batch.seq > 0 || len(s.changes) > 0 || len(s.unreported) > 0
 }
 
-// renewLeases marks all leases for the next report, and forgets expired tasks, old levels, and
-// ended leases that no snapshot can have any more.
+// renewLeases marks all leases for the next report. It forgets expired tasks, old levels, ended
+// leases that no snapshot can have any more, and doubts of which the store knows nothing any more.
 func (s *Store) renewLeases() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,6 +240,7 @@ func (s *Store) renewLeases() {
 	}
 	expired, _ := slices.BinarySearchFunc(s.ended, now.Add(-s.cfg.Lease), func(e endedLease, t time.Time) int { return e.at.Compare(t) })
 	s.ended = slices.Delete(s.ended, 0, expired)
+	maps.DeleteFunc(s.doubted, func(_ ownedTask, since time.Time) bool { return now.Sub(since) > doubtedFor })
 	for name, l := range s.levels {
 		if l.at(now) >= l.size {
 			delete(s.levels, name)

@@ -376,12 +376,12 @@ local function forget(id, declared)
   local key = P .. 'task:' .. id
   local v = call('HMGET', key, 'tenant', 'key', 'used', 'requests')
   if not v[1] then -- the store has lost it, or never knew it
-    call('SET', P .. 'ended:' .. id, '1', 'PX', 60000)
+    call('SET', P .. 'ended:' .. id, '', 'PX', 60000)
     return
   end
   if v[2] ~= '' then call('SET', task_key(v[1], v[2]), 'ended', 'PX', 900000) end
   local left = whole(math.max(call('PTTL', key), 60000))
-  call('SET', P .. 'ended:' .. id, '1', 'PX', left)
+  call('SET', P .. 'ended:' .. id, v[1], 'PX', left)
   if v[3] then
     local account = P .. 'account:' .. id
     call('HSET', account, 'tokens', whole(declared), 'used', whole(number(v[3]) or 0), 'requests', whole(number(v[4]) or 0))

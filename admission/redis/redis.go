@@ -51,7 +51,7 @@
 //	prefill:<t>, replica:<r>          sorted set: lease ids by expiry in ms
 //	task:<id>, task_key:<length>:<t>  hash of a task; id of a task by its tenant and key
 //	task_requests:<id>                sorted set: leases of a task's requests by expiry in ms
-//	ended:<id>                        an ended task that must not come back
+//	ended:<id>                        tenant (may be '') of an ended task that must not come back
 //	account:<id>                      hash: what the requests of an ended task have used
 //	waiting, waiting:<m>              a gateway waits for capacity, of this model
 //	waiting_tenant:<t>                set: models at which the tenant waits
@@ -182,6 +182,8 @@ type Store struct {
 	unreported map[string]*heldLease
 	// unanswered are claims that were sent and got no answer.
 	unanswered map[string]admission.Claim
+	// doubted are the tasks that this process may have ended without an answer, and since when.
+	doubted map[ownedTask]time.Time
 	// ended are the leases that have ended while they could still be in an older snapshot of the
 	// store, the oldest first.
 	ended []endedLease
@@ -237,6 +239,7 @@ func New(cfg Config) (*Store, error) {
 		tasks:      map[string]*heldLease{},
 		unreported: map[string]*heldLease{},
 		unanswered: map[string]admission.Claim{},
+		doubted:    map[ownedTask]time.Time{},
 		levels:     map[bucketName]level{},
 		served:     map[string]map[string]*servedTokens{},
 	}, nil

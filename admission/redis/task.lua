@@ -6,6 +6,7 @@
 --   { 'wait', now }     nothing is known for a time after the store has lost its state
 --   { 'absent', now }   there is no such task, or nobody has reported it
 --   { 'unknown', now }  the tenant has no such task
+--   { 'over', now }     the task was the tenant's, and has ended
 --   { 'ended', now }    the task of the key was completed a short time ago
 --   { 'ok', now, model, tokens, ms left, id, writes }
 
@@ -18,8 +19,12 @@ if verb == 'find' then
 end
 local key = P .. 'task:' .. id
 local v = call('HMGET', key, 'model', 'tenant', 'tokens', 'replica', 'key', 'used', 'until')
-if not v[1] and call('EXISTS', P .. 'ended:' .. id) == 0 then return { 'absent', now } end
-if not v[1] or v[2] ~= tenant then return { 'unknown', now } end
+if not v[1] then
+  local owner = call('GET', P .. 'ended:' .. id)
+  if not owner then return { 'absent', now } end
+  return { owner == tenant and 'over' or 'unknown', now }
+end
+if v[2] ~= tenant then return { 'unknown', now } end
 local tokens, used = number(v[3]) or 0, number(v[6]) or 0
 -- Redis may expire the record a millisecond late, so the expiry of the lease counts.
 local expiry = call('ZSCORE', P .. 'leases:' .. v[1], id)

@@ -1,12 +1,15 @@
 package redis
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	client "github.com/redis/go-redis/v9"
 
 	"github.com/sluice-gateway/sluice/admission"
 	"github.com/sluice-gateway/sluice/internal/redistest"
@@ -96,6 +99,51 @@ func TestTaskEndsOnce(t *testing.T) {
 		}
 	}
 	wantInUse(t, server, "chat", 0)
+}
+
+// lostAnswer loses the answer of the first task script that Redis runs.
+type lostAnswer struct{ lost *atomic.Bool }
+
+func (lostAnswer) DialHook(next client.DialHook) client.DialHook { return next }
+
+func (l lostAnswer) ProcessHook(next client.ProcessHook) client.ProcessHook {
+	return func(ctx context.Context, cmd client.Cmder) error {
+		err := next(ctx, cmd)
+		if args := cmd.Args(); err == nil && len(args) > 1 && args[1] == taskScript.Hash() && l.lost.CompareAndSwap(false, true) {
+			err = context.DeadlineExceeded
+			cmd.SetErr(err)
+		}
+		return err
+	}
+}
+
+func (lostAnswer) ProcessPipelineHook(next client.ProcessPipelineHook) client.ProcessPipelineHook {
+	return next
+}
+
+// TestW6_ARepeatedEndOfATaskSucceedsAfterALostAnswer: a task whose end got no answer has ended, and
+// its caller repeats the call. Others still hear that there is no such task.
+func TestW6_ARepeatedEndOfATaskSucceedsAfterALostAnswer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	other := stores(t, 1, Config{}, server)[0]
+	s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Timeout: 500 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hook := lostAnswer{new(atomic.Bool)}
+	s.redis.AddHook(hook)
+	runStore(t, s)
+	wantReasons(t, acquire(other, task("a", "k", time.Minute)), admission.Granted)
+	eventually(t, "the end gets no answer", func() bool {
+		return errors.Is(s.EndTask(t.Context(), "acme", "a", 30), admission.ErrUnavailable) && hook.lost.Load()
+	})
+	wantInUse(t, server, "chat", 0)
+	eventually(t, "Redis is back", func() bool { return s.Status().Up })
+	wantError(t, s.EndTask(t.Context(), "stranger", "a", 30), admission.ErrUnknownTask)
+	wantError(t, other.EndTask(t.Context(), "acme", "a", 30), admission.ErrUnknownTask)
+	wantError(t, s.EndTask(t.Context(), "acme", "a", 30), nil)
+	wantError(t, s.EndTask(t.Context(), "acme", "a", 30), admission.ErrUnknownTask)
 }
 
 func TestTaskExpires(t *testing.T) {

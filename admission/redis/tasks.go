@@ -2,10 +2,22 @@ package redis
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/sluice-gateway/sluice/admission"
 )
+
+var (
+	// errNoAnswer means that a script was sent and got no answer, so it may have run.
+	errNoAnswer = fmt.Errorf("redis: no answer: %w", admission.ErrUnavailable)
+	// errOver means that the task was the tenant's and has ended.
+	errOver = fmt.Errorf("redis: the task has ended: %w", admission.ErrUnknownTask)
+)
+
+// ownedTask names a task of a tenant.
+type ownedTask struct{ tenant, id string }
 
 // Task implements admission.Shared.
 func (s *Store) Task(ctx context.Context, tenant, id string) (admission.Task, error) {
@@ -20,7 +32,8 @@ func (s *Store) FindTask(ctx context.Context, tenant, key string) (admission.Tas
 	return s.runTaskScript(ctx, "find", []any{tenant, key, 0})
 }
 
-// EndTask implements admission.Shared.
+// EndTask implements admission.Shared. A call that got no answer may have ended the task. A
+// repeated call at the same gateway then succeeds.
 func (s *Store) EndTask(ctx context.Context, tenant, id string, declared int64) error {
 	if t, ok := s.localTask(tenant, id); ok {
 		s.mu.Lock()
@@ -36,12 +49,20 @@ func (s *Store) EndTask(ctx context.Context, tenant, id string, declared int64) 
 		return nil
 	}
 	t, err := s.runTaskScript(ctx, "end", []any{tenant, id, min(max(declared, -1), maxTokens)})
-	if err != nil {
-		return err
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.rememberEndLocked(admission.Claim{ID: id, Model: t.Model, Tenant: tenant, Task: new(admission.TaskClaim)})
+	name := ownedTask{tenant, id}
+	if errors.Is(err, errNoAnswer) {
+		s.doubted[name] = time.Now()
+	}
+	_, doubted := s.doubted[name]
+	if err != nil && !(doubted && errors.Is(err, errOver)) {
+		return err
+	}
+	delete(s.doubted, name)
+	if err == nil {
+		s.rememberEndLocked(admission.Claim{ID: id, Model: t.Model, Tenant: tenant, Task: new(admission.TaskClaim)})
+	}
 	delete(s.tasks, id)
 	delete(s.unreported, id)
 	return nil
@@ -103,7 +124,7 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 		if ctx.Err() == nil {
 			s.markUnavailable(err)
 		}
-		return admission.Task{}, admission.ErrUnavailable
+		return admission.Task{}, errNoAnswer
 	}
 	switch r.status {
 	case "absent":
@@ -113,6 +134,8 @@ func (s *Store) runTaskScript(ctx context.Context, verb string, args []any) (adm
 		return admission.Task{}, admission.ErrUnknownTask
 	case "unknown":
 		return admission.Task{}, admission.ErrUnknownTask
+	case "over":
+		return admission.Task{}, errOver
 	case "ended":
 		return admission.Task{}, admission.ErrTaskEnded
 	case "ok":
