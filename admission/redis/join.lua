@@ -1,8 +1,9 @@
 -- A gateway joins, after its start or after an outage.
 --
 -- ARGV: prefix; gateway; the epoch that it knew ('' for none); writes at its last one in it; 1 if
--- it has nothing to report; ms that the gateway then counts as live; 1 if it returns after an
--- outage; when it was told to share again (0: not yet); ms that a lease lasts.
+-- it has nothing to report; ms that the gateway then counts as live; how many gateways it knows if
+-- it returns after an outage, else 0; when it was told to share again (0: not yet); ms that a lease
+-- lasts.
 --
 -- Reply: { 'ok', now, epoch, us to wait, when to share again, gateways, version of the limits,
 -- writes }
@@ -13,9 +14,9 @@
 -- gateway that knows nothing cannot tell an emptied store from a new one. The first gateway that
 -- can corrects the epoch, a second later at most.
 
-local gateway, known, seen, fresh, alive, returning, at = arg(), arg(), num(), arg() == '1', num(), num() == 1, num()
+local gateway, known, seen, fresh, alive, returning, at = arg(), arg(), num(), arg() == '1', num(), num(), num()
 local lease_ms = num()
-local YOUNG, RETURN = 5000000, 600000
+local YOUNG, RETURN, LONGEST, HEARD_MS = 5000000, 600000, 3000000, 1500
 
 local state = call('HMGET', P .. 'epoch', 'id', 'born', 'ready', last_write(gateway), 'lease', 'forgotten', 'writes')
 local id, born, ready = state[1], number(state[2]), number(state[3])
@@ -31,18 +32,21 @@ elseif not fresh and known ~= id and known ~= '' and ready == born and now - bor
   call('HSET', P .. 'epoch', 'ready', whole(ready))
 end
 if lease_ms > (number(state[5]) or 0) then call('HSET', P .. 'epoch', 'lease', whole(lease_ms)) end
--- All gateways that were without the store share again at one moment, when each had time to report
--- what it admitted alone. A moment that is too far away is of a clock that has gone back since.
-local function is_near(moment) return moment > now and moment <= now + RETURN end
-if returning and (at == 0 or at > now + RETURN) then
-  at = tonumber(call('GET', P .. 'return') or nil) or 0
-  if not is_near(at) then
-    at = now + RETURN
-    call('SET', P .. 'return', whole(at), 'PX', 2000)
-  end
-end
 call('ZADD', P .. 'gateways', whole(now_ms + alive), gateway)
 call('ZREMRANGEBYSCORE', P .. 'gateways', '-inf', now_ms)
+-- All gateways that were without the store share again at one moment, when each had time to report
+-- what it admitted alone. That is RETURN after the last gateway was heard again, and LONGEST after
+-- the first one at most: some may be gone. A moment that is too far away is of a clock that has
+-- gone back since.
+local function is_near(moment) return moment > now and moment <= now + LONGEST end
+if returning > 0 and (at == 0 or at > now) then
+  local agreed = tonumber(call('GET', P .. 'return') or nil) or 0
+  if is_near(agreed) then at = agreed
+  elseif not is_near(at) then at = now + LONGEST end
+  local heard = call('ZCOUNT', P .. 'gateways', whole(now_ms + alive - HEARD_MS), '+inf')
+  if heard >= returning then at = math.min(at, now + RETURN) end
+  if at ~= agreed then call('SET', P .. 'return', whole(at), 'PX', 4000) end
+end
 -- Each start of a gateway has a name of its own, so the last writes of those that are gone are
 -- removed when there are many. One that was silent may come back.
 if call('HLEN', P .. 'epoch') > 200 then

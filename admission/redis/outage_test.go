@@ -305,6 +305,43 @@ func TestReturnTogether(t *testing.T) {
 	}
 }
 
+// TestReturnWithTheLastOne: the first gateway back waits for another one that it knows, and both
+// share soon after that one has come.
+func TestReturnWithTheLastOne(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	now := func() int64 { return server.Client().Time(t.Context()).Val().UnixMicro() }
+	for i := 0; ; i++ {
+		open := func() *Store {
+			s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Deployment: fmt.Sprint(i), Timeout: 100 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { s.redis.Close() })
+			s.wasShared, s.status.Gateways = true, 2
+			_, err = s.join(t.Context())
+			wantError(t, err, nil)
+			return s
+		}
+		began := now()
+		first := open()
+		alone := first.resumeAt
+		if alone-began < (3 * time.Second).Microseconds() {
+			t.Fatalf("alone, the first one shares again after %v", micros(alone-began))
+		}
+		second := open()
+		_, err := first.join(t.Context())
+		wantError(t, err, nil)
+		if now()-began > (600 * time.Millisecond).Microseconds() { // the machine is busy
+			continue
+		}
+		if second.resumeAt >= alone || first.resumeAt != second.resumeAt {
+			t.Errorf("with both, they return %v earlier, %v apart", micros(alone-second.resumeAt), micros(second.resumeAt-first.resumeAt))
+		}
+		return
+	}
+}
+
 // TestCallersAfterTheEnd: calls after the end of Run are answered.
 func TestCallersAfterTheEnd(t *testing.T) {
 	t.Parallel()

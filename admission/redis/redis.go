@@ -24,7 +24,8 @@
 // got no answer. It reports all live leases; leases that were granted meanwhile carry what they
 // cost in the last minute, because buckets have refilled what is older. Then all gateways that were
 // without the store share again at one agreed moment, so that none is granted what another has
-// admitted alone. A script that runs too late, because Redis was paused, does nothing.
+// admitted alone. They wait for the gateways that each knew, but for 3 s at most. A script that
+// runs too late, because Redis was paused, does nothing.
 //
 // Buckets behave as in process, except that a limit that is removed and set again finds its bucket
 // as it was, not full.

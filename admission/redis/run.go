@@ -147,8 +147,12 @@ func (s *Store) join(ctx context.Context) (time.Duration, error) {
 	s.mu.Lock()
 	known, seen, notAfter := s.epoch, s.writes, s.notAfter
 	fresh := known == "" && len(s.live) == 0 && len(s.tasks) == 0
+	returning := 0
+	if s.wasShared {
+		returning = s.status.Gateways
+	}
 	s.mu.Unlock()
-	args := []any{s.prefix, s.cfg.Gateway, known, seen, boolArg(fresh), aliveFor.Milliseconds(), boolArg(s.wasShared), s.resumeAt,
+	args := []any{s.prefix, s.cfg.Gateway, known, seen, boolArg(fresh), aliveFor.Milliseconds(), returning, s.resumeAt,
 		s.cfg.Lease.Milliseconds()}
 	r, err := s.runTimed(ctx, joinScript, BackgroundTimeout(s.cfg.Timeout), args)
 	if err != nil {
