@@ -42,7 +42,7 @@ type gatewayStatus struct {
 	} `json:"shared"`
 }
 
-// predecessorRow is what it shows of a process that was replaced and still has requests.
+// predecessorRow is what it shows of a process that was replaced and still runs.
 type predecessorRow struct {
 	PID      int
 	Version  string
@@ -162,10 +162,14 @@ func (s gatewayStatus) write(w io.Writer) {
 	}
 }
 
-// writePredecessors writes a line for each process that was replaced and still has requests.
+// writePredecessors writes a line for each process that was replaced and still runs.
 func writePredecessors(w io.Writer, all []predecessorRow) {
 	for _, p := range all {
-		fmt.Fprintf(w, "         before it %s (pid %d), which still has %d %s\n", printable(p.Version), p.PID, p.Requests, plural(p.Requests, "request"))
+		does := fmt.Sprintf("still has %d %s", p.Requests, plural(p.Requests, "request"))
+		if p.Requests == 0 {
+			does = "has no requests now"
+		}
+		fmt.Fprintf(w, "         before it %s (pid %d), which %s\n", printable(p.Version), p.PID, does)
 	}
 }
 
