@@ -60,3 +60,20 @@ func TestO8_StatusOfReplacedProcesses(t *testing.T) {
 		t.Errorf("%s, want\n%s", text.String(), want)
 	}
 }
+
+// Numbers and times are aligned to the right, and names to the left, whatever they are made of.
+func TestO8_TablesAlignNamesAndNumbers(t *testing.T) {
+	t.Parallel()
+	rows := newTable("REPLICA", "MODEL", "FOR", "TOKENS", "SERVED")
+	rows.add("1", "m1", "2m5s", "~8", 7)
+	rows.add("12", "m12", "1.25s", "1234", "")
+	var text strings.Builder
+	rows.write(&text)
+	const want = `REPLICA  MODEL    FOR  TOKENS  SERVED
+1        m1      2m5s      ~8       7
+12       m12    1.25s    1234       -
+`
+	if text.String() != want {
+		t.Errorf("%s, want\n%s", text.String(), want)
+	}
+}

@@ -107,11 +107,11 @@ func (t *table) widths() []int {
 	return widths
 }
 
-// numbers returns which columns have numbers alone.
+// numbers returns which columns have numbers alone. The first column has names.
 func (t *table) numbers() []bool {
 	all := make([]bool, len((*t)[0]))
 	for i := range all {
-		all[i] = len(*t) > 1 && !slices.ContainsFunc((*t)[1:], func(row []string) bool { return !isNumber(row[i]) })
+		all[i] = i > 0 && len(*t) > 1 && !slices.ContainsFunc((*t)[1:], func(row []string) bool { return !isNumber(row[i]) })
 	}
 	return all
 }
@@ -197,8 +197,11 @@ func (t *table) remove(at int) {
 	}
 }
 
-// isNumber reports whether a cell is a number or a span of time, or empty.
-func isNumber(cell string) bool { return cell == "-" || strings.Trim(cell, "0123456789.~dhms") == "" }
+// isNumber reports whether a cell is a number or a span of time, or empty. A name such as m1 has
+// only characters of these, too, and begins with a letter.
+func isNumber(cell string) bool {
+	return cell == "-" || strings.Trim(cell, "0123456789.~dhms") == "" && strings.TrimLeft(cell, "dhms") == cell
+}
 
 // printable returns the text on one line and without characters that a terminal would obey. Clients
 // choose some of what is shown, such as their request ids.
