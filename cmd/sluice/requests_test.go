@@ -104,7 +104,8 @@ func TestO8_RequestsShowTheirDurationOn80Columns(t *testing.T) {
 	}
 }
 
-// The tables of models and keys fit a terminal of 80 columns. That of usage shows whole numbers.
+// The tables of models and keys fit a terminal of 80 columns. That of usage shows whole numbers,
+// and below it their units.
 func TestO8_OtherTablesOn80Columns(t *testing.T) {
 	t.Parallel()
 	var models, keys, usage bytes.Buffer
@@ -119,6 +120,14 @@ func TestO8_OtherTablesOn80Columns(t *testing.T) {
 	answer.write(&usage, []string{"tenant", "key", "model"}, 80)
 	if want := `(?s)^KEY +MODEL +REQUESTS +PROMPT +COMPLETION +COST\nacme/0649943b .* 1234567890123 +98765432109 +1234567.8000\n`; !regexp.MustCompile(want).MatchString(usage.String()) {
 		t.Errorf("%s", &usage)
+	}
+	if want := "\nPROMPT and COMPLETION count tokens. COST is in the currency of the prices.\n"; !strings.HasSuffix(usage.String(), want) {
+		t.Errorf("%s, want units of the columns that it has", &usage)
+	}
+	usage.Reset()
+	answer.write(&usage, []string{"model"}, 0)
+	if want := "\nPROMPT, CACHED and COMPLETION count tokens. COST is in the currency of the prices.\nESTIMATED counts the requests whose tokens no engine has told.\n"; !strings.HasSuffix(usage.String(), want) {
+		t.Errorf("%s, want units of all columns", &usage)
 	}
 	usage.Reset()
 	answer.Usage = append(answer.Usage, usageRow{Tenant: "by-a-proxy", Model: "meta-llama-3.1-70b", Requests: 1})

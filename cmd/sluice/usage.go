@@ -202,5 +202,18 @@ func (a *usageAnswer) write(w io.Writer, by []string, columns int) {
 	}
 	t.leaveOut(columns, "ESTIMATED", "CACHED")
 	t.write(w)
-	fmt.Fprintf(w, "From %s to %s.\n", a.From.Format(time.RFC3339), a.To.Format(time.RFC3339))
+	fmt.Fprintf(w, "From %s to %s.\n%s\n", a.From.Format(time.RFC3339), a.To.Format(time.RFC3339), usageUnits((*t)[0]))
+}
+
+// usageUnits says what the columns of a table of usage count. The units stand below the table,
+// because longer heads would not fit a terminal of 80 columns.
+func usageUnits(columns []string) string {
+	tokens, requests := "PROMPT", ""
+	if slices.Contains(columns, "CACHED") {
+		tokens += ", CACHED"
+	}
+	if slices.Contains(columns, "ESTIMATED") {
+		requests = "\nESTIMATED counts the requests whose tokens no engine has told."
+	}
+	return tokens + " and COMPLETION count tokens. COST is in the currency of the prices." + requests
 }
