@@ -87,7 +87,7 @@ func (k *checker) checkRegistries() {
 // checkDirectory checks that a directory exists on this node.
 func (k *checker) checkDirectory(at path, name string) {
 	if stat, err := os.Stat(name); err != nil {
-		k.faultf(at, "cannot be used: %s", reasonOf(err))
+		k.faultf(at, "cannot be used: %s: %s", name, reasonOf(err))
 	} else if !stat.IsDir() {
 		k.faultf(at, "must be a directory, is another kind of file")
 	}

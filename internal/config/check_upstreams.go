@@ -191,7 +191,7 @@ func (k *checker) loadCA(at path, u *Upstream) {
 	u.CAFile = k.absolutePath(u.CAFile)
 	text, err := readCertificates(u.CAFile)
 	if err != nil {
-		k.faultf(at, "cannot be used: %s", reasonOf(err))
+		k.faultf(at, "cannot be used: %v", err)
 		return
 	}
 	u.CA = text

@@ -33,9 +33,10 @@ func (k *checker) resolveEnvFrom(at path, e EnvFrom) map[string]string {
 		env[name] = value
 	}
 	for i, file := range e.Files {
-		found, err := readEnvFile(k.absolutePath(file))
+		file = k.absolutePath(file)
+		found, err := readEnvFile(file)
 		if where := at.field("files").item(i); err != nil && k.valid(where) {
-			k.faultf(where, "cannot be used: %s", reasonOf(err))
+			k.faultf(where, "cannot be used: %s: %s", file, reasonOf(err))
 		}
 		maps.Copy(env, found)
 	}

@@ -43,8 +43,8 @@ func TestX11_EnvFrom(t *testing.T) {
 			"f:2: models[a].env_from.variables[0]: names an environment variable that is not set or empty: set it before Sluice starts\n" +
 				"f:2: models[a].env_from.variables[1]: must be the name of an environment variable, never a key itself"},
 		{"not there", "models: [{name: a, engine: sim, env_from: {files: [\n none.env, wrong.env]}}]", nil,
-			"f:2: models[a].env_from.files[0]: cannot be used: no such file or directory\n" +
-				"f:2: models[a].env_from.files[1]: cannot be used: its line 2 is not NAME=VALUE"},
+			"f:2: models[a].env_from.files[0]: cannot be used: none.env: no such file or directory\n" +
+				"f:2: models[a].env_from.files[1]: cannot be used: wrong.env: its line 2 is not NAME=VALUE"},
 		{"not local", "models: [{name: a, launcher: none, env_from: {files: [hub.env]}}]", nil,
 			"f:1: models[a].env_from: has no effect with launcher: none; remove it"},
 	} {

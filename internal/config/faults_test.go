@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"os"
 	"strings"
 	"testing"
 )
@@ -14,7 +15,11 @@ func TestEveryFaultAtOnce(t *testing.T) {
 	if err == nil {
 		t.Fatal("no fault")
 	}
-	golden(t, "testdata/wrong.golden", []byte(err.Error()+"\n"))
+	here, wrong := os.Getwd()
+	if wrong != nil {
+		t.Fatal(wrong)
+	}
+	golden(t, "testdata/wrong.golden", []byte(strings.ReplaceAll(err.Error(), here+"/", "")+"\n"))
 	if strings.Contains(err.Error(), "hushhush") {
 		t.Error("a fault shows a secret")
 	}

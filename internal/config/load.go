@@ -115,7 +115,8 @@ func readRegular(path string, limit int) ([]byte, error) {
 	return read(path, limit)
 }
 
-// reasonOf returns an error of the file system without its path, which the fault already names.
+// reasonOf returns an error of the file system without its call and its path, for a message that
+// has the path.
 func reasonOf(err error) string {
 	var pathError *os.PathError
 	if errors.As(err, &pathError) {

@@ -90,7 +90,7 @@ func TestO12_TLSFaults(t *testing.T) {
 		"no files":           {"tls: {cert: none.crt, key: none.key, client_ca: none.ca}", "3: tls.client_ca: cannot be read"},
 		"no file of key":     {"tls: {cert: none.crt, key: none.key, client_ca: none.ca}", "3: tls.key: cannot be read"},
 		"the wrong key":      {"tls: {cert: server.crt, key: weak.key}", "3: tls.cert: cannot be used: "},
-		"a key as authority": {"tls: {cert: server.crt, key: server.key, client_ca: server.key}", "3: tls.client_ca: cannot be read"},
+		"a key as authority": {"tls: {cert: server.crt, key: server.key, client_ca: server.key}", "/server.key: it holds no certificate"},
 		"a cut authority":    {"tls: {cert: server.crt, key: server.key, client_ca: cut.crt}", "3: tls.client_ca: cannot be used: "},
 		"a short key":        {"tls: {cert: weak.crt, key: weak.key}", "weak.crt has an RSA key of 1024 bits"},
 		"a key for anybody":  {"tls: {cert: server.crt, key: server.key}" + control, "3: tls: gives the key to every program"},

@@ -3,6 +3,7 @@ package config
 import (
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -123,14 +124,15 @@ func (k *checker) checkServedModel(at path, name string) {
 // maxCertificatesSize is the size of the largest file of certificates that is read, in bytes.
 const maxCertificatesSize = 4 << 20
 
-// readCertificates returns the content of a PEM file that holds at least one certificate.
+// readCertificates returns the content of a PEM file that holds at least one certificate. An error
+// has the path of the file.
 func readCertificates(file string) (string, error) {
 	text, err := readRegular(file, maxCertificatesSize)
-	if err != nil {
-		return "", err
+	if err == nil && (!x509.NewCertPool().AppendCertsFromPEM(text) || !utf8.Valid(text)) {
+		err = errors.New("it holds no certificate in PEM format")
 	}
-	if !x509.NewCertPool().AppendCertsFromPEM(text) || !utf8.Valid(text) {
-		return "", errors.New("it holds no certificate in PEM format")
+	if err != nil {
+		return "", fmt.Errorf("%s: %s", file, reasonOf(err))
 	}
 	return string(text), nil
 }

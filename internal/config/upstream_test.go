@@ -64,6 +64,10 @@ func TestUpstreamFaults(t *testing.T) {
 	if err := os.WriteFile(empty, []byte("secret"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name, file string
 		want       []string
@@ -100,9 +104,9 @@ func TestUpstreamFaults(t *testing.T) {
 		{"certificates for nothing", "upstreams: [{url: https://h, ca_file: " + empty + ", insecure_skip_verify: true}]", []string{
 			"1: upstreams[0].ca_file: has no effect with insecure_skip_verify: true; remove it"}},
 		{"no certificates", "upstreams: [{url: https://h, ca_file: none.pem}, {url: https://i, ca_file: " + empty + "}, {url: https://j, ca_file: /dev/zero}]", []string{
-			"1: upstreams[0].ca_file: cannot be used: no such file or directory",
-			"1: upstreams[1].ca_file: cannot be used: it holds no certificate in PEM format",
-			"1: upstreams[2].ca_file: cannot be used: it is not a regular file"}},
+			"1: upstreams[0].ca_file: cannot be used: " + filepath.Join(here, "testdata", "none.pem") + ": no such file or directory",
+			"1: upstreams[1].ca_file: cannot be used: " + empty + ": it holds no certificate in PEM format",
+			"1: upstreams[2].ca_file: cannot be used: /dev/zero: it is not a regular file"}},
 		{"paths", "upstreams: ['http://h/a//b', 'http://h/a/../b', 'http://h/%2e', 'http://h/a%20b', 'http://h/a?']", append(
 			repeat("1: upstreams[%]: must have a path of letters, digits and _ - . / : @ + ~ only, without empty steps, . and ..", 4),
 			"1: upstreams[4]: must be a URL such as http://10.0.0.5:8000")},
