@@ -79,6 +79,9 @@ type Status struct {
 	// Held tells that the file has no fault of its own and is held back until it is forced. Faults
 	// says why.
 	Held bool `json:"held,omitempty"`
+	// Refused tells that the file has no fault of its own and that Apply has refused it. Faults
+	// says why.
+	Refused bool `json:"refused,omitempty"`
 	// NeedsRestart names the fields in force whose new values take effect only when Sluice is
 	// restarted.
 	NeedsRestart []string `json:"needs_restart,omitempty"`
@@ -211,10 +214,10 @@ type trial struct {
 // w.reloadMu is held.
 func (w *Watcher) decideLocked(data []byte, readErr error, t trial) Faults {
 	w.lastDecided, w.decidedAt = w.lastRead, time.Now()
-	faults, held := w.loadLocked(data, readErr, t)
+	faults, held, refused := w.loadLocked(data, readErr, t)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.status.Faults, w.status.Held = faults, held
+	w.status.Faults, w.status.Held, w.status.Refused = faults, held, refused
 	return faults
 }
 
@@ -225,31 +228,32 @@ func (w *Watcher) report(faults Faults) {
 }
 
 // loadLocked parses a content and puts it in force, unless it is the one in force and need not be
-// tried again. held tells that only the word of an operator is missing. w.reloadMu is held.
-func (w *Watcher) loadLocked(data []byte, readErr error, t trial) (faults Faults, held bool) {
+// tried again. held tells that only the word of an operator is missing, and refused that Apply has
+// failed. w.reloadMu is held.
+func (w *Watcher) loadLocked(data []byte, readErr error, t trial) (faults Faults, held, refused bool) {
 	file := w.config.Current.File
 	if readErr != nil {
-		return unreadableFile(file, readErr), false
+		return unreadableFile(file, readErr), false, false
 	}
 	next, faults := parseWithFields(file, data, w.config.Current.fields)
 	if len(faults) > 0 {
-		return faults, false
+		return faults, false, false
 	}
 	next.File = file
 	same := next.Hash == w.Current().Hash
 	if same && !t.again {
-		return nil, false
+		return nil, false, false
 	}
 	if reason := w.reasonToAsk(next); reason != "" && !same && !t.force {
-		return Faults{{File: file, Message: reason + confirmation}}, true
+		return Faults{{File: file, Message: reason + confirmation}}, true, false
 	}
 	if w.config.Apply != nil {
 		if err := w.config.Apply(next); err != nil {
-			return Faults{{File: file, Message: err.Error()}}, false
+			return Faults{{File: file, Message: err.Error()}}, false, true
 		}
 	}
 	w.setCurrent(next)
-	return nil, false
+	return nil, false, false
 }
 
 // confirmation tells what an operator does about a file that is held back.
@@ -267,7 +271,7 @@ func (w *Watcher) reasonToAsk(next *Config) string {
 func (w *Watcher) setCurrent(next *Config) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.status.Faults, w.status.Held = nil, false
+	w.status.Faults, w.status.Held, w.status.Refused = nil, false, false
 	w.current = next
 	w.status.Hash, w.status.LoadedAt = next.Hash, time.Now()
 	w.status.NeedsRestart = w.config.Started.NeedsRestart(next)

@@ -310,14 +310,17 @@ func TestWatcherApplyFails(t *testing.T) {
 		w.write(twoModels)
 		w.polls(4)
 		w.expect("refused", nil, []string{" no room"})
-		if len(w.Current().Models) != 1 || len(w.Status().Faults) != 1 {
-			t.Errorf("in force: %d models, %v", len(w.Current().Models), w.Status().Faults)
+		if s := w.Status(); len(w.Current().Models) != 1 || len(s.Faults) != 1 || !s.Refused {
+			t.Errorf("in force: %d models, %+v", len(w.Current().Models), s)
 		}
 		w.refuseWith(nil)
 		if err := w.Reload(false); err != nil {
 			t.Error(err)
 		}
 		w.expect("asked again", []int{2}, []string{" no room"})
+		if w.Status().Refused {
+			t.Error("the file that is in force counts as refused")
+		}
 		w.refuseWith(errors.New("no room"))
 		w.write(oneModel)
 		w.polls(30)

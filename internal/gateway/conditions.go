@@ -362,8 +362,13 @@ func (g *Gateway) fileConditions() []condition.Condition {
 	s := g.watcher.Status()
 	if len(s.Faults) > 0 {
 		c := condition.Fault(condition.ConfigRejected, "", "Faults", s.Faults.Error()+".")
-		if s.Held { // the fault says what to do
+		switch {
+		case s.Held: // the fault says what to do
 			c.Reason, c.Action = "Held", "`sluice check FILE` finds no fault in it."
+		case s.Refused:
+			c.Reason = "Refused"
+			c.Action = "Correct what the message names. `sluice check FILE` finds no fault in the file. " +
+				"The gateway tries the file again every 10 seconds."
 		}
 		all = append(all, c)
 	}

@@ -106,6 +106,40 @@ func TestX10_AHeldFileIsACondition(t *testing.T) {
 	}
 }
 
+// sluice check does not show why a gateway refuses a file without faults. The condition says so.
+func TestX10_ARefusedFileIsACondition(t *testing.T) {
+	t.Parallel()
+	path := t.TempDir()
+	file, addresses := filepath.Join(path, "sluice.yaml"), listeners(t)+"state_dir: "+filepath.Join(path, "state")+"\n"
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(strings.Replace(addresses, "listen: 127.0.0.1:", "listen: 0.0.0.0:", 1) + `tenants: [{name: acme, keys: ["` + authz.HashKey("acme") + `"]}]`)
+	c, err := config.Load(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGateway(t, claimed(t, c.StateDir), c)
+	if err := g.applyFirst(); err != nil {
+		t.Fatal(err)
+	}
+	write(addresses + "auth: {mode: none}\n")
+	if _, err := config.Load(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.watcher.Reload(true); err == nil {
+		t.Fatal("a gateway that others reach admits everybody")
+	}
+	refused := conditionOf(g, condition.ConfigRejected)
+	if refused.Reason != "Refused" || !strings.Contains(refused.Message, "until it is restarted") ||
+		!strings.Contains(refused.Message, "`sluice check FILE` finds no fault") || strings.Contains(refused.Message, "shows the same faults") {
+		t.Errorf("condition %+v", refused)
+	}
+}
+
 // A start with a file that has none of the models whose replicas run ends none of them.
 func TestX10_AStartWithAShrunkenFileEndsNothing(t *testing.T) {
 	t.Parallel()
