@@ -39,6 +39,7 @@ func (x *Exchange) decide(scan *openai.Request, body []byte) *Answer {
 func (x *Exchange) wait() {
 	if !x.waits {
 		x.waits = true
+		x.record.SetWaits()
 		x.envoy.Wait(routes.HoldTimeout)
 	}
 }

@@ -214,8 +214,9 @@ func TestTurn(t *testing.T) {
 			t.Errorf("refused: %+v", q)
 		}
 		never := r.Begin(Arrival{ID: "a/3", Stream: true, OnConnection: true})
+		time.Sleep(time.Second) // its message arrives slowly
 		never.Close(&openai.Error{Code: "invalid_request", Status: 400})
-		if q := f.all[2]; q.Status != 400 || q.Source != "gateway" || q.Route != "" {
+		if q := f.all[2]; q.Status != 400 || q.Source != "gateway" || q.Route != "" || q.Waited != 0 {
 			t.Errorf("never carried: %+v", q)
 		}
 		abandoned := whole()
@@ -229,6 +230,13 @@ func TestTurn(t *testing.T) {
 		on(relayed("a/1")) // a client cannot choose such an id; if it could, it would be another request
 		if len(f.all) != 5 || f.all[4].Tenant != "" {
 			t.Errorf("the record of a turn's id was joined: %+v", f.all)
+		}
+		wrong := r.Begin(Arrival{ID: "a/5", Stream: true, OnConnection: true})
+		time.Sleep(time.Second) // a hook reads it
+		wrong.SetOutcome(Outcome{Fault: &openai.Error{Code: "content_filter", Status: 400}})
+		wrong.Close(nil)
+		if q := f.all[5]; q.Status != 400 || q.Waited != 0 {
+			t.Errorf("refused by a rule: %+v", q)
 		}
 	})
 }

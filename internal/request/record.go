@@ -22,6 +22,8 @@ type Record struct {
 
 	// waitingSince is when the body had been read; before that, when the record was made.
 	waitingSince time.Time
+	// waits: SetWaits was called.
+	waits bool
 
 	summary Summary
 	// canceller can cancel the request; nil: nobody can, or it is closed.
@@ -75,6 +77,17 @@ func (r *Record) SetBody(model, clientID string, stream bool, bytes int) {
 	r.waitingSince = time.Now()
 	r.summary.Model, r.summary.Stream, r.summary.BytesIn = clip(model), stream, int64(bytes)
 	r.summary.ClientID = clip(clientID)
+}
+
+// SetWaits tells that the request cannot go at once. A request that is refused without that has not
+// waited.
+func (r *Record) SetWaits() {
+	if r == nil {
+		return
+	}
+	r.store.mu.Lock()
+	defer r.store.mu.Unlock()
+	r.waits = true
 }
 
 // SetDispatched implements Follower.
@@ -193,7 +206,7 @@ func (r *Record) setOutcome(o Outcome) (q Summary, used, ended bool) {
 		return Summary{}, false, false
 	}
 	r.outcome = &o
-	if !r.dispatched {
+	if !r.dispatched && o.status() != 400 { // a wrong request is refused before it waits
 		r.summary.Waited = time.Since(r.waitingSince)
 	}
 	r.summary.applyOutcome(&o)
@@ -236,7 +249,7 @@ func (r *Record) close(fault *openai.Error) (hold Hold, q Summary, ended bool) {
 			r.summary.Source = headers.SourceGateway
 		}
 	}
-	if !r.dispatched && r.outcome == nil {
+	if r.waits && !r.dispatched && r.outcome == nil {
 		r.summary.Waited = now.Sub(r.waitingSince)
 	}
 	switch {

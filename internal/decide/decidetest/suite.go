@@ -242,6 +242,9 @@ func record(s *Stage) {
 	if diff := cmp.Diff([]string{"done e-1 acme x false 13 model_not_found", "done e-1 acme m true 27 "}, s.lines()); diff != "" {
 		s.t.Error(diff)
 	}
+	if all, _ := s.Requests.List(1); all[0].Waited != 0 {
+		s.t.Errorf("a request that was refused at once has waited %v", all[0].Waited)
+	}
 }
 
 // The record of a request that is refused has the model's own name, so that refusals and answers of
@@ -357,6 +360,8 @@ func cancelled(s *Stage) {
 	s.until("both records are closed", func() bool { _, running := s.Requests.List(0); return running == 1 })
 	if all, _ := s.Requests.List(0); all[1].Code != string(openai.CodeCancelled) || all[2].Code != string(openai.CodeCancelled) {
 		s.t.Errorf("the records: %v", s.lines())
+	} else if all[2].Waited == 0 {
+		s.t.Error("the record of the request that has waited has no wait")
 	}
 }
 
