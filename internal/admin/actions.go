@@ -112,7 +112,7 @@ type replicaHandler func(http.ResponseWriter, *http.Request, engines.Replica)
 // path.
 func (h *handler) ofReplica(raw string, serve replicaHandler) http.HandlerFunc {
 	return named(raw, "replica's id", func(w http.ResponseWriter, r *http.Request, id string) {
-		hint := ""
+		hint := " `sluice ps` lists the replicas."
 		for _, m := range h.Fleet().Models {
 			if m.Name == id {
 				hint = " It is a model: `sluice ps --model " + id + "` lists its replicas."

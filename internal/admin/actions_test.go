@@ -74,7 +74,7 @@ func TestO8_Actions(t *testing.T) {
 	}{
 		{"POST", "/api/v1/models/default/drain", "", 200, `{"drained":true,"model":"chat"}`, "model chat"},
 		{"POST", "/api/v1/models/org%2Fa%3Cb%3E%2Flimits/undrain", "{}", 200, `"drained":false`, "unmodel org/a<b>/limits"},
-		{"POST", "/api/v1/models/none/drain", "", 404, "does not exist", ""},
+		{"POST", "/api/v1/models/none/drain", "", 404, "does not exist. `sluice models` lists the models.", ""},
 		{"POST", "/api/v1/models/none/undrain", "", 404, "does not exist", ""},
 		{"POST", "/api/v1/models/gone%2Fmodel/undrain", "", 200, `{"drained":false,"model":"gone/model"}`, "unmodel gone/model"},
 		{"POST", "/api/v1/models/gone%2Fmodel/drain", "", 404, "does not exist", ""},
@@ -86,7 +86,7 @@ func TestO8_Actions(t *testing.T) {
 		{"GET", "/api/v1/models/chat/drain", "", 405, "only the methods POST", ""},
 		{"POST", "/api/v1/replicas/chat-0/drain", "", 200, `{"drained":true,"replica":"chat-0"}`, "replica chat-0"},
 		{"POST", "/api/v1/replicas/10.0.0.5%3A8000/undrain", "", 200, "", "unreplica 10.0.0.5:8000"},
-		{"POST", "/api/v1/replicas/chat-7/drain", "", 404, "no replica `chat-7`", ""},
+		{"POST", "/api/v1/replicas/chat-7/drain", "", 404, "no replica `chat-7`. `sluice ps` lists the replicas.", ""},
 		{"GET", "/api/v1/replicas/chat/log", "", 404, "no replica `chat`. It is a model: `sluice ps --model chat` lists its replicas.", ""},
 		{"POST", "/api/v1/replicas/gone-0/undrain", "", 200, `{"drained":false,"replica":"gone-0"}`, "unreplica gone-0"},
 		{"POST", "/api/v1/replicas/chat-7/undrain", "", 404, "no replica `chat-7`", ""},

@@ -338,7 +338,7 @@ func (h *handler) ofModel(raw string, serve modelHandler) http.HandlerFunc {
 	return named(raw, "model's name", func(w http.ResponseWriter, r *http.Request, name string) {
 		m, ok := h.Fleet().Resolve(name)
 		if !ok {
-			writeError(w, openai.Errorf(openai.CodeModelNotFound, "The model `%s` does not exist.", name))
+			writeError(w, openai.Errorf(openai.CodeModelNotFound, "The model `%s` does not exist. `sluice models` lists the models.", name))
 			return
 		}
 		serve(w, r, m)

@@ -100,7 +100,7 @@ func (h *handler) modelSubject(m *engines.ModelSnapshot) subject {
 func (h *handler) ofTenant(raw string, serve subjectHandler) http.HandlerFunc {
 	return named(raw, "tenant's name", func(w http.ResponseWriter, r *http.Request, name string) {
 		if _, ok := h.tenant(name); !ok {
-			writeError(w, notFound(fmt.Sprintf("The tenant `%s` does not exist.", name)))
+			writeError(w, notFound(fmt.Sprintf("The tenant `%s` does not exist. GET /api/v1/tenants lists the tenants.", name)))
 			return
 		}
 		serve(w, r, subject{

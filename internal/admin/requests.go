@@ -179,7 +179,7 @@ func (h *handler) requestDetail(id string) http.HandlerFunc {
 		name, err := url.PathUnescape(id)
 		d, ok := h.Request(name)
 		if err != nil || !ok {
-			writeError(w, notFound(fmt.Sprintf("No request `%s` runs or is among the last that have ended.", name)))
+			writeError(w, notFound(fmt.Sprintf("No request `%s` runs or is among the last that have ended. `sluice requests` lists them.", name)))
 			return
 		}
 		view := struct {

@@ -86,7 +86,7 @@ func TestO10_ARequestHasATimeline(t *testing.T) {
 	if picked := string(answer.Picked); picked != `{"replica":"chat-0","strategy":"prefix","why":"cached","moved":"","predicted_ms":90,"matched_tokens":64,"considered":null,"candidates":null}` {
 		t.Errorf("picked: %s", picked)
 	}
-	if w := get(h, "/api/v1/requests/none"); w.Code != 404 || !strings.Contains(w.Body.String(), "No request `none`") {
+	if w := get(h, "/api/v1/requests/none"); w.Code != 404 || !strings.Contains(w.Body.String(), "No request `none` runs or is among the last that have ended. `sluice requests` lists them.") {
 		t.Errorf("an unknown id: %d %s", w.Code, w.Body)
 	}
 }

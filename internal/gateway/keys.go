@@ -299,7 +299,7 @@ func wrongModel(c *config.Config, asked admin.NewKey) string {
 			return fmt.Sprintf("models has the name %q: a name is %s.", name, engines.NameRule)
 		case c.DiscoversModels():
 		case !known:
-			return fmt.Sprintf("There is no model or pool %q.", name)
+			return fmt.Sprintf("There is no model or pool %q. `sluice models` lists the models.", name)
 		case !c.MayUse(tenant.Models, name):
 			return fmt.Sprintf("The tenant %s may not use %q, so its key may not either: add it to models of the tenant in the file.", asked.Tenant, name)
 		}
@@ -368,7 +368,7 @@ func (a keyAdmin) Revoke(ctx context.Context, id string) (admin.Key, *openai.Err
 			return admin.Key{}, openai.Errorf(openai.CodeGatewayUnavailable, "%s No key with this id is known.", fault)
 		}
 	}
-	return admin.Key{}, notFound("There is no key with this id.")
+	return admin.Key{}, notFound("There is no key with this id. `sluice keys list` lists the keys.")
 }
 
 // revoke ends a key of the list.

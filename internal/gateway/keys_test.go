@@ -35,7 +35,7 @@ func TestB4_ModelsOfANewKey(t *testing.T) {
 		{known, "lora", "l", ""},
 		{known, "lora", "y", `The tenant lora may not use "y"`},
 		{known, "some", "p", `The tenant some may not use "p"`},
-		{known, "some", "z", `There is no model or pool "z"`},
+		{known, "some", "z", `There is no model or pool "z". ` + "`sluice models` lists the models."},
 		{known, "all", "x y p", ""},
 		{discovering, "some", "x y z p", ""},
 	} {
@@ -133,5 +133,17 @@ func TestB4_WhyAKeyIsNotStored(t *testing.T) {
 	fault := keysFault(errors.New("ERR The user executing the script can't run this command, on @user_script:12."))
 	if !strings.HasSuffix(fault.Message, "@user_script:12.") {
 		t.Error(fault.Message)
+	}
+}
+
+// Who names a key or a request that is not there is told which command lists them.
+func TestO8_UnknownNamesAreToldWithACommand(t *testing.T) {
+	path := t.TempDir()
+	g := newGateway(t, claimed(t, path), configOf(t, path, "acme", "old", "5"))
+	if _, fault := (keyAdmin{g}).Revoke(t.Context(), "none"); fault == nil || fault.Status != 404 || !strings.Contains(fault.Message, "`sluice keys list`") {
+		t.Errorf("revoke: %+v", fault)
+	}
+	if fault := g.operator.CancelRequest("none"); fault == nil || fault.Status != 404 || !strings.Contains(fault.Message, "`sluice requests`") {
+		t.Errorf("cancel: %+v", fault)
 	}
 }

@@ -123,7 +123,7 @@ func (o *operator) CancelRequest(id string) *openai.Error {
 	}
 	switch {
 	case errors.Is(err, request.ErrNotRunning):
-		return notFound("No request with the id `%s` runs. The id is request_id in the list of requests, not the client's own.", id)
+		return notFound("No request with the id `%s` runs. `sluice requests` lists those that run. The id is their request_id, not the client's own.", id)
 	case err != nil:
 		return conflict("This process does not hold the request: it is ending right now, or it began under an earlier process of the gateway. " +
 			"Restart or drain its replica to end it.")
