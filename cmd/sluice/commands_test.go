@@ -201,6 +201,28 @@ func TestO8_ActionsPrintJSON(t *testing.T) {
 	}
 }
 
+// A log without a line that is asked for is said to have none, beside the output.
+func TestO8_LogsWithoutALine(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.FormValue("search") == "there" {
+			_, _ = io.WriteString(w, "it is there\n")
+		}
+	}))
+	defer server.Close()
+	for args, want := range map[string][2]string{
+		"":               {"", "The log of chat-0 has no line.\n"},
+		"--search none":  {"", "No line with \"none\" was found in the log of chat-0.\n"},
+		"--search there": {"it is there\n", ""},
+		"--tail 0":       {"", ""},
+	} {
+		out, said, err := executeBoth(t, append([]string{"logs", "chat-0", "--admin", server.URL}, strings.Fields(args)...)...)
+		if err != nil || out != want[0] || said != want[1] {
+			t.Errorf("%q: %v, %q, %q, want %q", args, err, out, said, want)
+		}
+	}
+}
+
 // Without a place for a temporary state directory, `sluice up` says what it needs.
 func TestO8_UpNeedsATemporaryDirectory(t *testing.T) {
 	t.Setenv("TMPDIR", filepath.Join(t.TempDir(), "missing"))

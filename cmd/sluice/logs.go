@@ -33,9 +33,12 @@ func newLogsCommand() *cobra.Command {
 				return err
 			}
 			defer resp.Body.Close() //nolint:errcheck // the body was read
-			_, err = io.Copy(cmd.OutOrStdout(), resp.Body)
+			n, err := io.Copy(cmd.OutOrStdout(), resp.Body)
 			if cmd.Context().Err() != nil { // Ctrl-C
 				return nil
+			}
+			if n == 0 && err == nil && tail > 0 {
+				fmt.Fprintln(cmd.ErrOrStderr(), noLine(args[0], search))
 			}
 			return err
 		},
@@ -46,4 +49,12 @@ func newLogsCommand() *cobra.Command {
 	c.Flags().IntVar(&tail, "tail", tail, "how many of the last lines are printed first")
 	c.Flags().StringVar(&search, "search", "", "only lines that contain this text, in any case")
 	return c
+}
+
+// noLine says that a log has no line, or none with the text of a search.
+func noLine(replica, search string) string {
+	if search == "" {
+		return fmt.Sprintf("The log of %s has no line.", printable(replica))
+	}
+	return fmt.Sprintf("No line with %q was found in the log of %s.", search, printable(replica))
 }
