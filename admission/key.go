@@ -123,6 +123,9 @@ func (c *Controller) recoverKey(r RecoveredRequest, now time.Time) *Lease {
 		return nil
 	}
 	own := RecoveredRequest{Tenant: KeyTenant(r.APIKey), Tokens: r.Tokens}
+	if key, ok := keyOfTask(r.Tenant, r.UnderTask); ok {
+		own.Tenant, own.UnderTask = KeyTenant(key), r.UnderTask+twinOfTask
+	}
 	if follows {
 		own.ID = id
 	}

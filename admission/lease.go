@@ -125,6 +125,11 @@ func (c *Controller) RecoverRequest(r RecoveredRequest) *Lease {
 func (c *Controller) recoverLease(g *gate, r RecoveredRequest, now time.Time) *Lease {
 	t := c.tenant(r.Tenant)
 	l := &Lease{c: c, gate: g, tenant: t, id: r.ID, tokens: min(max(r.Tokens, 0), maxTokens)}
+	if task := c.tasks.find(r.Tenant, r.UnderTask, now); task != nil && task.Model == g.model {
+		l.underTask, l.account = r.UnderTask, task.lease.account
+	} else if task == nil && c.shared != nil { // another gateway may have admitted the task
+		l.underTask = r.UnderTask
+	}
 	c.countLease(l, false)
 	c.setReplica(l, r.Replica)
 	l.quota = c.quota(t, now)

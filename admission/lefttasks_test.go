@@ -93,3 +93,41 @@ func TestThoseBehindACallOfAKeyAreAdmitted(t *testing.T) {
 		behind.release()
 	})
 }
+
+// TestW6_ARecoveredRequestCountsAsItsTask: a request of a task that runs from before a restart
+// holds no lease beside that of the task, also of a key with limits. It uses up the charge of the
+// task.
+func TestW6_ARecoveredRequestCountsAsItsTask(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newTestController(t, Limits{MaxConcurrent: 9, TokensPerMinute: 1000})
+		key := KeyTenant("acme/k")
+		d.SetTenants(map[string]TenantLimits{"acme": {MaxConcurrent: 9}, key: {MaxConcurrent: 9, TokensPerMinute: 1000}})
+		counts := func(when string, running int, tokens int64) {
+			t.Helper()
+			d.wantStats(Stats{InFlight: running, Tokens: float64(tokens)})
+			own, ofKey := d.Tenant("acme"), d.Tenant(key)
+			if own.Running != running || ofKey.Running != running || ofKey.Quota.Tokens.Remaining != tokens {
+				t.Errorf("%s: the tenant has %d running; its key has %d and %d tokens left, want %d and %d", when,
+					own.Running, ofKey.Running, ofKey.Quota.Tokens.Remaining, running, tokens)
+			}
+		}
+		task := d.scheduleTask(TaskRequest{Tenant: "acme", APIKey: "acme/k", Tokens: 100, Lease: time.Hour})
+		counts("a task", 1, 900)
+		request := RecoveredRequest{Model: "chat", Tenant: "acme", APIKey: "acme/k", UnderTask: task.ID}
+		l := d.RecoverRequest(request)
+		counts("with its request", 1, 900)
+		if err := d.Complete(t.Context(), "acme", task.ID, 40); err != nil {
+			t.Fatal(err)
+		}
+		counts("its request runs on", 1, 960)
+		l.Correct(90)
+		counts("its request has cost more than declared", 1, 910)
+		l.Release()
+		counts("all has ended", 0, 910)
+		late := d.RecoverRequest(request)
+		counts("a request whose task has ended", 1, 910)
+		late.Release()
+		counts("its end", 0, 910)
+	})
+}

@@ -130,6 +130,8 @@ type RecoveredRequest struct {
 	Model, Tenant string
 	// APIKey is the name of the caller's key, if it is known.
 	APIKey string
+	// UnderTask is as in Request. The request counts as any other one if the task has ended.
+	UnderTask string
 	// ID is the id of its lease before the restart. "" means that nobody knows the id.
 	ID string
 	// Replica is that of the slot that the request holds, as Slot.Replica.

@@ -226,7 +226,7 @@ func (d *Dispatcher) recoverLease(r RecoveredRequest) *admission.Lease {
 	if !d.config.Shared {
 		r.Tokens = 0
 	}
-	recovered := admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.Key, ID: r.Lease, Tokens: r.Tokens}
+	recovered := admission.RecoveredRequest{Model: r.Model, Tenant: r.Tenant, APIKey: r.Key, ID: r.Lease, Tokens: r.Tokens, UnderTask: r.Task}
 	if at := d.replicaAt(r.Location); at != nil {
 		recovered.Replica = d.sharedID(at)
 	}

@@ -266,6 +266,9 @@ func TestW6_ATaskLastsAsLongAsItsRecoveredRequest(t *testing.T) {
 			s.ObserveRecovered(&entry)
 		}
 		running.Release()
+		if v, _ := s.View("m"); v.InFlight != 1 || v.Loads["a"] != 1 {
+			t.Errorf("the recovered request counts beside its task: %+v", v)
+		}
 		if _, fault := s.Dispatch(t.Context(), sized(task, 4)); fault == nil || fault.Code != openai.CodeRequestIDConflict {
 			t.Errorf("a second request of the task: %v", fault)
 		}
