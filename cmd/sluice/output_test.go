@@ -52,7 +52,7 @@ func TestO8_StatusOfReplacedProcesses(t *testing.T) {
 	t.Parallel()
 	var text strings.Builder
 	writePredecessors(&text, []predecessorRow{{PID: 1, Version: "v1"}, {PID: 2, Version: "v2", Requests: 1}, {PID: 3, Version: "v3", Requests: 2}})
-	const want = `         before it v1 (pid 1), which has no requests now and ends soon
+	const want = `         before it v1 (pid 1), which has no requests now
          before it v2 (pid 2), which still has 1 request
          before it v3 (pid 3), which still has 2 requests
 `

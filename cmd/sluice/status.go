@@ -167,7 +167,7 @@ func writePredecessors(w io.Writer, all []predecessorRow) {
 	for _, p := range all {
 		does := fmt.Sprintf("still has %d %s", p.Requests, plural(p.Requests, "request"))
 		if p.Requests == 0 {
-			does = "has no requests now and ends soon"
+			does = "has no requests now"
 		}
 		fmt.Fprintf(w, "         before it %s (pid %d), which %s\n", printable(p.Version), p.PID, does)
 	}

@@ -344,7 +344,7 @@ func TestE2E_O8_Logs(t *testing.T) {
 	harness.Eventually(t, "the engine has logged", func() error {
 		return printed(g, `listens on http`, "logs", "chat-0", "-c", g.Config)
 	})
-	if out, err := g.RunCommand("logs", "chat-0", "--search", "nobody says this", "-c", g.Config); err != nil || out != "" {
+	if out, err := g.RunCommand("logs", "chat-0", "--search", "nobody says this", "-c", g.Config); err != nil || out != "No line with \"nobody says this\" was found in the log of chat-0.\n" {
 		t.Errorf("%v: %q", err, out)
 	}
 	if out, err := g.RunCommand("logs", "chat-9", "-c", g.Config); err == nil || !strings.Contains(out, "no replica `chat-9`") {

@@ -45,7 +45,7 @@ func TestE2E_O8_O10_ActionsOnNodes(t *testing.T) {
 	g.AwaitReady()
 
 	command(g, "listens on http", "logs", "chat-0")
-	command(g, "", "logs", "chat-0", "--search", "nobody says this")
+	command(g, "No line with", "logs", "chat-0", "--search", "nobody says this")
 	followed, err := http.Get(g.Admin + "/api/v1/replicas/chat-0/log?tail=0&follow=true")
 	if err != nil {
 		t.Fatal(err)
