@@ -140,7 +140,8 @@ func TestRunSetsNewNodes(t *testing.T) {
 		r.Trigger()
 		synctest.Wait()
 		r.expect(again, 1, map[string][]int{"x": {1}})
-		r.join(with("a", 1))
+		r.expect(r.join(with("a", 1)), 1, map[string][]int{}) // the name is taken
+		r.expect(again, 1, map[string][]int{"x": {1}})
 		twin := r.join(with(here, 1))
 		r.expect(twin, 1, map[string][]int{})
 		r.expect(r.local, 1, map[string][]int{"x": {0}})

@@ -1,7 +1,6 @@
 package grpcserver
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net"
@@ -11,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -58,12 +56,7 @@ func newRawClient(t testing.TB, socket net.Conn) *rawClient {
 // open opens a stream and sends a message.
 func (c *rawClient) open(id uint32, content []byte) {
 	c.t.Helper()
-	var block bytes.Buffer
-	e := hpack.NewEncoder(&block)
-	for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", echoMethod}, {"content-type", "application/grpc"}} {
-		_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
-	}
-	if err := c.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: block.Bytes(), EndHeaders: true}); err != nil {
+	if err := c.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: echoBlock(), EndHeaders: true}); err != nil {
 		c.t.Fatal(err)
 	}
 	c.message(id, content)

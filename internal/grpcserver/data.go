@@ -72,10 +72,13 @@ func (r *reader) beginData(h frameHead, rest []byte) (whole bool, err error) {
 	size, padding := headSize, uint32(0)
 	left := h.length
 	if h.flags.Has(http2.FlagDataPadded) {
-		if len(rest) == 0 {
-			return false, nil
+		if h.length > 0 {
+			if len(rest) == 0 {
+				return false, nil
+			}
+			padding = uint32(rest[0])
 		}
-		if padding = uint32(rest[0]); h.length < 1+padding {
+		if h.length < 1+padding {
 			return false, violation(http2.ErrCodeProtocol, "malformed DATA")
 		}
 		size, left = size+1, left-1-padding

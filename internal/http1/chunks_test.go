@@ -27,6 +27,7 @@ var chunkedBodies = []string{
 	"5\r\nhello!\r\n0\r\n\r\n",
 	"5\r\nhello\n0\r\n\r\n",
 	"5\r\nhello\r0\r\n\r\n",
+	"5\r\nhello\rx0\r\n\r\n",
 	"\r\nhello\r\n0\r\n\r\n",
 	";x\r\nhello\r\n0\r\n\r\n",
 	"-5\r\nhello\r\n0\r\n\r\n",

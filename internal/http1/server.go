@@ -79,21 +79,16 @@ func (s *Server) Serve(l net.Listener) error {
 		return http.ErrServerClosed
 	}
 	defer s.forgetListener(l)
-	var pause time.Duration
+	failed := func(err error) { s.log().Warn("connection not accepted", zap.Error(err)) }
 	for {
-		rwc, err := l.Accept()
+		rwc, err := lack.Accept(l.Accept, failed)
 		switch {
 		case err == nil:
-			pause = 0
 			s.serveConn(rwc)
-		case s.closing.Load(), s.retired.Load():
+		case s.ending():
 			return http.ErrServerClosed
-		case !lack.IsTemporary(err):
-			return err
 		default:
-			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			s.log().Warn("accepting connections failed", zap.Duration("next_try", pause), zap.Error(err))
-			time.Sleep(pause)
+			return err
 		}
 	}
 }

@@ -199,6 +199,10 @@ func TestX20_StopAcceptingClosesNothingUnsaid(t *testing.T) {
 	headless.send("GET /headless HTTP/1.1\r\nhost: x\r\n\r\n")
 	within(t, begun)
 	w.server.StopAccepting()
+	if conn, err := net.Dial("unix", w.path); err == nil {
+		conn.Close()
+		t.Error("a connection is accepted")
+	}
 	close(proceed)
 	if res := slow.expect(200, "done"); res.Close {
 		t.Error("the head left before the server stopped accepting")

@@ -24,6 +24,7 @@ import (
 
 	pb "github.com/sluice-gateway/sluice/api/llm/v1"
 	"github.com/sluice-gateway/sluice/authz"
+	"github.com/sluice-gateway/sluice/internal/headers"
 	"github.com/sluice-gateway/sluice/internal/relay"
 	"github.com/sluice-gateway/sluice/internal/relay/grpcapi"
 )
@@ -189,7 +190,8 @@ func TestCallThatIsMade(t *testing.T) {
 		made = c
 		_ = to.Finish(relay.Result{})
 	})
-	ctx := as(t.Context(), "traceparent", "00-1", "authorization", "Bearer secret", "x-sluice-priority", "batch", "x-sluice-task-id", "t1", "x-own", "1")
+	ctx := as(t.Context(), "traceparent", "00-1", "authorization", "Bearer secret", "x-sluice-priority", "batch", "x-sluice-task-id", "t1", "x-own", "1",
+		"x-envoy-retry-on", "5xx", headers.Endpoint, "192.0.2.1:1", "x-blob-bin", "b")
 	for name, c2 := range map[string]struct {
 		start *pb.StartRequest
 		body  string
