@@ -313,7 +313,7 @@ func TestReturnWithTheLastOne(t *testing.T) {
 	now := func() int64 { return server.Client().Time(t.Context()).Val().UnixMicro() }
 	for i := 0; ; i++ {
 		open := func() *Store {
-			s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Deployment: fmt.Sprint(i), Timeout: 100 * time.Millisecond})
+			s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Deployment: fmt.Sprint(i), Timeout: 500 * time.Millisecond})
 			if err != nil {
 				t.Fatal(err)
 			}

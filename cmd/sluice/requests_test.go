@@ -126,7 +126,7 @@ func TestO8_OtherTablesOn80Columns(t *testing.T) {
 	}
 	usage.Reset()
 	answer.write(&usage, []string{"model"}, 0)
-	if want := "\nPROMPT, CACHED and COMPLETION count tokens. COST is in the currency of the prices.\nESTIMATED counts the requests whose tokens no engine has told.\n"; !strings.HasSuffix(usage.String(), want) {
+	if want := "\nPROMPT, CACHED and COMPLETION count tokens. COST is in the currency of the prices.\nESTIMATED counts the requests whose tokens are estimated.\n"; !strings.HasSuffix(usage.String(), want) {
 		t.Errorf("%s, want units of all columns", &usage)
 	}
 	usage.Reset()

@@ -213,7 +213,7 @@ func usageUnits(columns []string) string {
 		tokens += ", CACHED"
 	}
 	if slices.Contains(columns, "ESTIMATED") {
-		requests = "\nESTIMATED counts the requests whose tokens no engine has told."
+		requests = "\nESTIMATED counts the requests whose tokens are estimated."
 	}
 	return tokens + " and COMPLETION count tokens. COST is in the currency of the prices." + requests
 }

@@ -36,7 +36,7 @@ type EnvoyStatus struct {
 	// Filter is what asks the gateway about each request: "module", Sluice's own filter, or
 	// "ext_proc".
 	Filter string `json:"filter"`
-	// Predecessors are the Envoys whose place this one has taken and which still have requests.
+	// Predecessors are the Envoys whose place this one has taken and which still run.
 	Predecessors []Predecessor `json:"predecessors"`
 }
 
@@ -45,12 +45,11 @@ type UpgradeStatus struct {
 	// Failed says why the last restart has failed, and FailedAt when; empty: none has.
 	Failed   string
 	FailedAt time.Time
-	// Predecessors are the earlier processes that still carry streams.
+	// Predecessors are the earlier processes that still run.
 	Predecessors []Predecessor
 }
 
-// Predecessor is an earlier process of the gateway, or an earlier Envoy, that still carries
-// streams.
+// Predecessor is an earlier process of the gateway, or an earlier Envoy, that still runs.
 type Predecessor struct {
 	PID     int    `json:"pid"`
 	Version string `json:"version"`

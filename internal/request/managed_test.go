@@ -238,6 +238,14 @@ func TestTurn(t *testing.T) {
 		if q := f.all[5]; q.Status != 400 || q.Waited != 0 {
 			t.Errorf("refused by a rule: %+v", q)
 		}
+		late := r.Begin(Arrival{ID: "a/6", Stream: true, OnConnection: true})
+		late.SetWaits()
+		time.Sleep(time.Second) // until a limit becomes smaller than the request
+		late.SetOutcome(Outcome{Fault: &openai.Error{Code: "invalid_request", Status: 400}})
+		late.Close(nil)
+		if q := f.all[6]; q.Status != 400 || q.Waited != time.Second {
+			t.Errorf("refused after a wait: %+v", q)
+		}
 	})
 }
 

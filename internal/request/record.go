@@ -206,7 +206,7 @@ func (r *Record) setOutcome(o Outcome) (q Summary, used, ended bool) {
 		return Summary{}, false, false
 	}
 	r.outcome = &o
-	if !r.dispatched && o.status() != 400 { // a wrong request is refused before it waits
+	if !r.dispatched && (r.waits || o.status() != 400) { // a wrong request is mostly refused before it waits
 		r.summary.Waited = time.Since(r.waitingSince)
 	}
 	r.summary.applyOutcome(&o)

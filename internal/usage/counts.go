@@ -19,7 +19,7 @@ const Other = "other"
 // request has used less than was estimated, or when its usage is no longer an estimate.
 type Counts struct {
 	// Requests counts the requests that an engine has answered or worked for. EstimatedRequests
-	// counts those among them whose tokens no engine has told.
+	// counts those among them whose tokens are estimated.
 	Requests          int64 `json:"requests"`
 	EstimatedRequests int64 `json:"estimated_requests"`
 	// PromptTokens and CompletionTokens count tokens. CachedTokens are those of PromptTokens that
