@@ -167,7 +167,7 @@ func TestE2E_B3_O4_LedgerAgainstTheEngines(t *testing.T) {
 		}
 	}
 	table, err := g.RunCommand("usage", "-c", g.Config, "--by", "tenant,model")
-	if err != nil || strings.Count(table, "\n") != 8 || !strings.Contains(table, "beta") {
+	if err != nil || strings.Count(table, "\n") != 10 || !strings.Contains(table, "beta") {
 		t.Errorf("%v\n%s", err, table)
 	}
 }
