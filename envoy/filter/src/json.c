@@ -142,16 +142,23 @@ static void end_string(json *j, json_found *found, void *of) {
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "see before");
 
+static const uint64_t ones = 0x0101010101010101, highs = 0x8080808080808080;
+
+/* equal_to marks the bytes of w that are c, by their highest bits. Marks above the first one may be
+ * wrong. */
+static inline uint64_t equal_to(uint64_t w, char c) {
+  uint64_t other = w ^ ones * (unsigned char)c;
+  return (other - ones) & ~other & highs;
+}
+
 /* before returns how many bytes come before the first a or b, which are ASCII. It looks at eight at
  * a time, the first of which is the least of a number (little-endian). */
 size_t before(const char *p, size_t n, char a, char b) {
-  const uint64_t ones = 0x0101010101010101, highs = 0x8080808080808080;
   size_t i = 0;
   for (uint64_t w; i + 8 <= n; i += 8) {
     memcpy(&w, p + i, 8);
-    uint64_t no_a = w ^ ones * (unsigned char)a, no_b = w ^ ones * (unsigned char)b;
-    uint64_t found = (((no_a - ones) & ~no_a) | ((no_b - ones) & ~no_b)) & highs;
-    if (found) return i + (size_t)__builtin_ctzll(found) / 8; /* bits above the first one may be wrong */
+    uint64_t found = equal_to(w, a) | equal_to(w, b);
+    if (found) return i + (size_t)__builtin_ctzll(found) / 8;
   }
   while (i < n && p[i] != a && p[i] != b) i++;
   return i;
@@ -160,12 +167,10 @@ size_t before(const char *p, size_t n, char a, char b) {
 /* before_end_of_text returns how many bytes come before the end of a string, an escape, or a byte
  * that no string may have. It is as before is. */
 size_t before_end_of_text(const char *p, size_t n) {
-  const uint64_t ones = 0x0101010101010101, highs = 0x8080808080808080;
   size_t i = 0;
   for (uint64_t w; i + 8 <= n; i += 8) {
     memcpy(&w, p + i, 8);
-    uint64_t no_quote = w ^ ones * '"', no_escape = w ^ ones * '\\';
-    uint64_t found = (((no_quote - ones) & ~no_quote) | ((no_escape - ones) & ~no_escape) | ((w - ones * ' ') & ~w)) & highs;
+    uint64_t found = equal_to(w, '"') | equal_to(w, '\\') | ((w - ones * ' ') & ~w & highs);
     if (found) return i + (size_t)__builtin_ctzll(found) / 8;
   }
   while (i < n && p[i] != '"' && p[i] != '\\' && (unsigned char)p[i] >= ' ') i++;
