@@ -58,12 +58,9 @@ func waitUntilHeard(t *testing.T, all []*Store, heard *recordingSubscriber, gran
 	})
 }
 
-// TestAWriteThatANewMasterLacks: of the writes of one gateway, the last one is lost, and another
-// gateway writes as much before the first one is back. The first one notices it all the same.
-func TestAWriteThatANewMasterLacks(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	var all []*Store
+// twoJoined returns two gateways that share a server, without their loops.
+func twoJoined(t *testing.T, server *redistest.Server) (all []*Store) {
+	t.Helper()
 	for _, name := range []string{"gw0", "gw1"} {
 		s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Gateway: name, Timeout: 2 * time.Second})
 		if err != nil {
@@ -73,6 +70,15 @@ func TestAWriteThatANewMasterLacks(t *testing.T) {
 		joinNow(t, s)
 		all = append(all, s)
 	}
+	return all
+}
+
+// TestAWriteThatANewMasterLacks: of the writes of one gateway, the last one is lost, and another
+// gateway writes as much before the first one is back. The first one notices it all the same.
+func TestAWriteThatANewMasterLacks(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	all := twoJoined(t, server)
 	if err := server.Client().Save(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -185,16 +191,7 @@ func TestAnEndOfATaskThatANewMasterLacks(t *testing.T) {
 
 func testEndThatIsLacking(t *testing.T, known, ownerFirst bool) {
 	server := redistest.Start(t)
-	var all []*Store
-	for _, name := range []string{"gw0", "gw1"} {
-		s, err := New(Config{Server: Server{URL: redistest.URL(server)}, Gateway: name, Timeout: 2 * time.Second})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = s.redis.Close() })
-		joinNow(t, s)
-		all = append(all, s)
-	}
+	all := twoJoined(t, server)
 	owner, other := all[0], all[1]
 	ask := func(c admission.Claim) []admission.Verdict {
 		answer := make(chan []admission.Verdict, 1)
