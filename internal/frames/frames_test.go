@@ -41,6 +41,18 @@ func connect(t testing.TB, path string) *filter {
 	return f
 }
 
+// connectDecided is connect with a chat, request 1, that may go.
+func connectDecided(t testing.TB, path string) *filter {
+	t.Helper()
+	f := connect(t, path)
+	f.send(kindHeaders, 0, 1, chatHeaders("key"))
+	f.send(kindBody, 0, 1, []byte(chat))
+	if h, _ := f.next(); h.kind != kindGo {
+		t.Fatalf("a frame of type %d", h.kind)
+	}
+	return f
+}
+
 func frame(k kind, flags uint8, id uint64, payload []byte) []byte {
 	return end(append(begin(nil, k, flags, id), payload...), 0)
 }

@@ -87,12 +87,7 @@ func TestB6_TheBeginningOfAResponse(t *testing.T) {
 		heard = append(heard, id+": "+string(begin))
 		return len(begin) < 4
 	}
-	f := connect(t, path)
-	f.send(kindHeaders, 0, 1, chatHeaders("key"))
-	f.send(kindBody, 0, 1, []byte(chat))
-	if h, _ := f.next(); h.kind != kindGo {
-		t.Fatalf("a frame of type %d", h.kind)
-	}
+	f := connectDecided(t, path)
 	for _, part := range []string{"ab", "cd"} {
 		f.send(kindFirst, 0, 1, []byte(part))
 	}
@@ -117,12 +112,7 @@ func TestB6_ABeginningThatIsLost(t *testing.T) {
 		heard = append(heard, string(begin))
 		return true
 	}
-	f := connect(t, path)
-	f.send(kindHeaders, 0, 1, chatHeaders("key"))
-	f.send(kindBody, 0, 1, []byte(chat))
-	if h, _ := f.next(); h.kind != kindGo {
-		t.Fatalf("a frame of type %d", h.kind)
-	}
+	f := connectDecided(t, path)
 	for _, part := range []string{"ab", "", ""} {
 		f.send(kindFirst, 0, 1, []byte(part))
 	}
@@ -144,12 +134,7 @@ func TestB6_ABeginningWithoutEnd(t *testing.T) {
 		heard = append(heard, len(begin))
 		return true
 	}
-	f := connect(t, path)
-	f.send(kindHeaders, 0, 1, chatHeaders("key"))
-	f.send(kindBody, 0, 1, []byte(chat))
-	if h, _ := f.next(); h.kind != kindGo {
-		t.Fatalf("a frame of type %d", h.kind)
-	}
+	f := connectDecided(t, path)
 	for range 3 {
 		f.send(kindFirst, 0, 1, make([]byte, maxObserved/2))
 	}
